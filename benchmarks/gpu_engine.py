@@ -128,7 +128,7 @@ def measure(
                 engine, items_of(requests, num_in, num_out, vocab_size, seed=2)
             )
         rows.append(row)
-        print(described(row))
+        print(described(row), flush=True)
     del engine
     gc.collect()
     if config.device == "cuda":

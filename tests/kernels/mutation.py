@@ -41,7 +41,7 @@ class Table:
     source: str  # in kernels/
     tests: str  # in tests/kernels/
     mutations: tuple[Mutation, ...]
-    features: tuple[str, ...] = ()  # of the processor, by LLVM's names: without one of them it does not run
+    runs_here: bool = True  # whether this processor can run the source: if not, no case can notice
 
     def text(self) -> str:
         """Return the source as it is."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kernels.compiled import has_feature
 from tests.kernels.mutation import ROOT, Mutation, Outcome, Table, copy_tree, run_apart
 
 FOLDERS = sorted(path.parent.name for path in Path(__file__).parent.glob("*/mutations.py"))
@@ -96,11 +95,6 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> list[str]:
     return [call.params[parameter] for call in calls if parameter in call.params]
 
 
-def missing_features(table: Table) -> list[str]:
-    """Return what this processor lacks of what the source needs to run."""
-    return [name for name in table.features if not has_feature(name)]
-
-
 @pytest.fixture(scope="module")
 def unbroken(
     request: pytest.FixtureRequest, processes: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory
@@ -117,7 +111,7 @@ def broken(
     found = {}
     for name in selected(request, "broken_in"):
         table, mutation = ALL[NAMES.index(name)]
-        if missing_features(table):
+        if not table.runs_here:
             continue
         tree = tmp_path_factory.mktemp("broken")
         copy_tree(tree)
@@ -139,7 +133,7 @@ def test_cases_pass_on_kernels_as_they_are(tests: str, unbroken: dict[str, Futur
 @pytest.mark.parametrize("broken_in", NAMES)
 def test_cases_notice(broken_in: str, broken: dict[str, Future[Outcome]]) -> None:
     table, _ = ALL[NAMES.index(broken_in)]
-    if missing := missing_features(table):
-        pytest.skip(f"it does not run on a processor without {', '.join(missing)}")
+    if not table.runs_here:
+        pytest.skip("this processor cannot run it")
     outcome = broken[broken_in].result()
     assert outcome.disagrees, outcome.output

@@ -1,8 +1,8 @@
 """What can be wrong in attention over an int8 cache by byte products."""
 
+from kernels.paged_attention.byte_vectors import HAS_BYTES
 from tests.kernels.mutation import Mutation, Table
 
-FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 BYTE_TABLES = (
     Table(
         "paged_attention/bytes.py",
@@ -64,7 +64,7 @@ BYTE_TABLES = (
             ),
             Mutation("sums of too many Blocks", "MOST_BLOCKS = 4096", "MOST_BLOCKS = 16384", only="long"),
         ),
-        FEATURES,
+        runs_here=HAS_BYTES,
     ),
     Table(
         "paged_attention/byte_tiles.py",
@@ -122,7 +122,7 @@ BYTE_TABLES = (
                 only="int8",
             ),
         ),
-        FEATURES,
+        runs_here=HAS_BYTES,
     ),
     Table(
         "paged_attention/byte_vectors.py",
@@ -142,6 +142,6 @@ BYTE_TABLES = (
             ),
             Mutation("another exponential", "0.2402265070", "0.3402265070", only="int8"),
         ),
-        FEATURES,
+        runs_here=HAS_BYTES,
     ),
 )
