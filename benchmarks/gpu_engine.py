@@ -100,7 +100,7 @@ def covered(spans: Iterator[tuple[float, float]]) -> float:
 def measure_peer(model: Path, lengths: Sequence[tuple[int, int]], requests: int) -> list[float]:
     """Return the output tokens per second of transformers for each of `lengths`."""
     sequences, tokens = LIMITS_BY_DEVICE["cuda"]
-    options = peer.OPTIONS | {"cuda": 1, "tokens": tokens, "sequences": sequences, "pages": 16_384}
+    options = peer.OPTIONS | {"cuda": 1, "tokens": tokens, "sequences": sequences, "pages": 0}
     generate = peer.load(model, "bf16", torch.get_num_threads(), max(map(sum, lengths)), options)
     found = []
     for num_in, num_out in lengths:

@@ -8,6 +8,7 @@ from typing import Any
 
 REQUIREMENTS = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0")
 FORMS = {"f32": None, "bf16": None}
+# No pages: as many as fit.
 OPTIONS = {"padded": 0, "tokens": 1024, "sequences": 64, "page": 32, "pages": 1280, "cuda": 0}
 NO_END = -1
 PADDING = 2
@@ -46,7 +47,7 @@ def continuous(model: Any, options: dict[str, int]) -> Generate:
         generation_config=GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=PADDING),
         continuous_batching_config=ContinuousBatchingConfig(
             **page,
-            num_blocks=options["pages"],
+            num_blocks=options["pages"] or None,
             max_batch_tokens=options["tokens"],
             max_requests_per_batch=options["sequences"],
             use_cuda_graph=bool(options["cuda"]),

@@ -28,7 +28,7 @@ def sample(
         logits.dim() != 2
         or logits.stride(1) != 1
         or any(x.shape != logits.shape[:1] or x.dtype is not torch.float64 for x in options)
-        or any(x.stride(0) != 1 for x in options)
+        or not all(x.is_contiguous() for x in options)
     ):
         raise ValueError(
             f"sample: arguments do not fit: logits {tuple(logits.shape)} with strides {logits.stride()}, "
@@ -54,7 +54,7 @@ def draw(logits: Tensor, temperature: Tensor, min_p: Tensor, uniform: Tensor) ->
         logits.stride(1) != 1
         or any(x.dtype is not torch.float32 for x in floats)
         or uniform.dtype is not torch.float64
-        or any(x.shape != (num_rows,) or x.stride(0) != 1 for x in (temperature, min_p, uniform))
+        or any(x.shape != (num_rows,) or not x.is_contiguous() for x in (temperature, min_p, uniform))
     ):
         raise ValueError(
             f"draw: arguments do not fit: logits {tuple(logits.shape)} with strides {logits.stride()}, "

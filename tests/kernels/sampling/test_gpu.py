@@ -93,8 +93,10 @@ def test_rows_have_their_own_options(device: torch.device) -> None:
         [[0, 1, 0.5], [3, 1e9, 2], [0.9, 0.9, 1], [0, 0.2, 0], [0.99, 0.5, 0.3]], dtype=torch.float64
     ).to(device)
     together = sample(logits, *columns)
+    of_rows = columns.T.contiguous()
     for row in range(3):
-        alone = sample(logits[row : row + 1], *(column[row : row + 1] for column in columns))
+        # A single number is dense, whatever its stride.
+        alone = sample(logits[row : row + 1], *of_rows[row : row + 1].T)
         assert torch.equal(alone, together[row : row + 1])
     assert together[0] == logits[0].argmax()
 
