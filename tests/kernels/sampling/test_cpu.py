@@ -81,10 +81,10 @@ def test_masks_keep_what_has_a_bit(vocab_size: int) -> None:
 
 def test_a_single_number_is_dense_whatever_its_stride() -> None:
     temperature, min_p = torch.tensor([[2.0, 0.5]]).T
-    logits = torch.linspace(0, 1, 40)[None]
-    expected = draw(logits, temperature.clone(), min_p.clone(), torch.tensor([0.3], dtype=torch.float64))
     assert temperature.stride() == (2,)
-    assert draw(logits, temperature, min_p, torch.tensor([0.3], dtype=torch.float64)) == expected
+    logits, uniform = torch.linspace(0, 1, 40)[None], torch.tensor([0.3], dtype=torch.float64)
+    expected = draw(logits, torch.tensor([2.0]), torch.tensor([0.5]), uniform)
+    assert draw(logits, temperature, min_p, uniform) == expected
 
 
 def test_arguments_are_checked() -> None:
