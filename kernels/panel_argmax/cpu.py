@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from kernels.argmax import keep_largest
 from kernels.compiled import inlined, kernel
-from kernels.product_chain.factors import BYTES, FLOATS
-from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats
+from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS
+from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats, multiply_pairs
 from kernels.simd import bfloat16_at, float32_at, int8_at, int32_at, int64_at, uint8_at
 from kernels.threads import fork, take_next
 
@@ -67,8 +67,22 @@ def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall)
             at,
             PANEL,
         )
-    else:
+    elif IS_WIDENED or call.format != PAIRS:
         multiply_floats(
+            num_rows,
+            call.num_words,
+            levels,
+            first * depth,
+            depth,
+            bfloat16_at(call.panels),
+            column,
+            float32_at(call.bias),
+            float32_at(call.products),
+            at,
+            PANEL,
+        )
+    else:
+        multiply_pairs(
             num_rows,
             call.num_words,
             levels,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.product_chain.factors import BYTES, FLOATS, encode_row
-from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats
+from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS, encode_row
+from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats, multiply_pairs
 from kernels.simd import (
     bfloat16_at,
     exp,
@@ -221,8 +221,22 @@ def _multiply_tile(
             start,
             stride,
         )
-    else:
+    elif IS_WIDENED or link.format != PAIRS:
         multiply_floats(
+            num_rows,
+            link.num_words,
+            levels,
+            row * call.depth,
+            call.depth,
+            bfloat16_at(link.panels),
+            column,
+            float32_at(link.bias),
+            out,
+            start,
+            stride,
+        )
+    else:
+        multiply_pairs(
             num_rows,
             link.num_words,
             levels,

@@ -28,10 +28,6 @@ MOST_BYTES_FOR_PIECES = 4 << 20
 LEAST_PRODUCTS = 64
 
 
-# LLVM's names for what multiplies a dtype with AVX512.
-_FEATURES = {torch.int8: "avx512vnni", torch.bfloat16: "avx512bf16"}
-
-
 class After(Enum):
     """What follows a product in a chain."""
 
@@ -93,17 +89,14 @@ class Chain:
 def is_available(dtype: torch.dtype = torch.int8) -> bool:
     """Return whether this processor multiplies int8, bfloat16 or float32 faster in chains than oneDNN does.
 
-    That is so with AVX2 alone, and for int8 and bfloat16 with AVX512's instructions for them. Where there is
-    a matrix unit (AMX), oneDNN is faster at bfloat16 (docs/decisions/0048).
+    That is so with AVX2, but where there is a matrix unit (AMX), oneDNN is faster at bfloat16
+    (docs/decisions/0048).
     """
-    if not compiled.has_feature("avx512f"):
-        has_tile = compiled.has_feature("avx2") and compiled.has_feature("fma")
-        return has_tile and dtype in {*_FEATURES, torch.float32}
-    if dtype not in _FEATURES:
+    if dtype not in {torch.int8, torch.bfloat16, torch.float32}:
         return False
     if dtype == torch.bfloat16 and compiled.has_feature("amx-bf16"):
         return False
-    return compiled.has_feature(_FEATURES[dtype])
+    return compiled.has_feature("avx2") and compiled.has_feature("fma")
 
 
 def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor:

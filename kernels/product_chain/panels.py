@@ -10,7 +10,6 @@ from kernels.product_chain.factors import (
     BYTES,
     FACTOR_BYTES,
     FLOATS,
-    IS_WIDENED,
     LARGEST,
     PAIRS,
     WIDENED_PAIRS,
@@ -48,8 +47,7 @@ def pack_panels(
     """Pack a symmetric int8 weight, or one of floats [out_features, in_features], and its bias.
 
     Rows are rounded to bfloat16 before a weight in it, unless `rounds` is false. Raises ValueError when an
-    int8 weight has zero points, when a tensor is neither bfloat16 nor float32, and without `rounds` on a
-    processor with AVX512_BF16, whose instruction takes rounded rows.
+    int8 weight has zero points, and when a tensor is neither bfloat16 nor float32.
     """
     out_features, in_features = weight.shape
     more = -out_features % PANEL
@@ -57,8 +55,6 @@ def pack_panels(
     if isinstance(weight, Tensor):
         if weight.dtype not in {torch.bfloat16, torch.float32}:
             raise ValueError(f"pack_panels: the weight is {weight.dtype}, not bfloat16 or float32")
-        if weight.dtype == torch.bfloat16 and not rounds and not IS_WIDENED:
-            raise ValueError("pack_panels: this processor multiplies bfloat16 by rounded rows only")
         panels = _panels(weight)
         pairs = PAIRS if rounds else WIDENED_PAIRS
         format_ = pairs if weight.dtype == torch.bfloat16 else FLOATS

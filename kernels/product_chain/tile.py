@@ -1,7 +1,8 @@
 """Emits a small product of bytes, of bfloat16 or of float32, finished in registers.
 
 AVX512 VNNI and AVX512_BF16 multiply and add a word in one instruction. Other processors widen its two halves
-in two passes: to 16 bits, of which AVX2 multiplies and adds pairs, or to float32.
+in two passes: to 16 bits, of which AVX2 multiplies and adds pairs, or to float32. So does every processor
+where rows are not rounded to bfloat16.
 """
 
 from collections.abc import Callable
@@ -97,16 +98,43 @@ def multiply_floats(
 ) -> Any:
     """Write `x @ panel + bias`, PANEL columns of at most TILE_ROWS rows.
 
-    `panels` [num_panels, num_words, PANEL, 4 / itemsize] are bfloat16 or float32, and `x` [num_rows,
-    num_words, bytes] is as `encode_row` writes it for them, given as bytes with its start and stride. The
-    panel is that of `column`, which is a multiple of PANEL; `bias` has all columns. A row of `out`, float32,
-    is `stride` long. A sum takes columns of `x` in their order, or pairs of them, so a row has the same bits
-    beside any others. With AVX512_BF16, products of bfloat16 nearer to zero than 2**-126 count as zero, and
-    so do factors. Panels begin where a cache line does.
+    `panels` [num_panels, num_words, PANEL, 4 / itemsize] are bfloat16, which is widened, or float32, and `x`
+    [num_rows, num_words, 4 / itemsize] is float32, given as bytes with its start and stride. The panel is
+    that of `column`, which is a multiple of PANEL; `bias` has all columns. A row of `out`, float32, is
+    `stride` long. A sum takes columns of `x` in their order, so a row has the same bits beside any others.
+    Panels begin where a cache line does.
     """
+    passes = OF_FLOATS if panels.dtype == types.float32 else OF_WIDENED_PAIRS
+    return _product_of_floats(passes, x, panels, bias, out)
+
+
+@intrinsic
+def multiply_pairs(
+    _context: Any,
+    num_rows: Any,
+    num_words: Any,
+    x: Pointer,
+    x_start: Any,
+    x_stride: Any,
+    panels: Pointer,
+    column: Any,
+    bias: Pointer,
+    out: Pointer,
+    start: Any,
+    stride: Any,
+) -> Any:
+    """Do `multiply_floats` for `panels` and `x` in bfloat16, by AVX512_BF16.
+
+    A sum takes pairs of columns. Products nearer to zero than 2**-126 count as zero, and so do factors.
+    """
+    return _product_of_floats(OF_PAIRS, x, panels, bias, out)
+
+
+def _product_of_floats(
+    passes: "tuple[Pass, ...]", x: Pointer, panels: Pointer, bias: Pointer, out: Pointer
+) -> tuple[Any, Any]:
+    """Return the signature of a product of floats, and what emits it."""
     index = types.intp
-    signature = types.void(index, index, x, index, index, panels, index, bias, out, index, index)
-    passes = OF_FLOATS if panels.dtype == types.float32 else OF_PAIRS
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         rows, words, x, x_start, x_stride, panels, column, bias, out, start, stride = arguments
@@ -121,7 +149,7 @@ def multiply_floats(
         _multiply(builder, tile, rows, words, _Rows(builder.gep(out, [start]), stride))
         return context.get_dummy_value()
 
-    return signature, generate
+    return types.void(index, index, x, index, index, panels, index, bias, out, index, index), generate
 
 
 class Pass(NamedTuple):
@@ -240,8 +268,9 @@ def _add_fused(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
 
 
 OF_BYTES = _by_instruction("llvm.x86.avx512.vpdpbusd.512") if has_feature("avx512vnni") else _in_16_bits()
+OF_WIDENED_PAIRS = _widened_pairs()
 OF_PAIRS = (
-    _by_instruction("llvm.x86.avx512bf16.dpbf16ps.512") if has_feature("avx512bf16") else _widened_pairs()
+    _by_instruction("llvm.x86.avx512bf16.dpbf16ps.512") if has_feature("avx512bf16") else OF_WIDENED_PAIRS
 )
 OF_FLOATS = (Pass(lambda builder, word: builder.bitcast(word, _FLOATS), _add_fused),)
 

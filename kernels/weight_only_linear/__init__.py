@@ -1,4 +1,4 @@
-"""Products of float activations with weights in int8, int4, fp8 or NF4, and on a CPU in bfloat16."""
+"""Products of float activations with weights in int8, int4, fp8 or NF4."""
 
 from kernels.weight_only_linear.op import weight_only_argmax, weight_only_linear
 from kernels.weight_only_linear.tiles import TiledWeight, pack_tiled_weight, rows_of

@@ -1,4 +1,4 @@
-"""Multiplies tokens by a quantized or bfloat16 weight on a CPU, unpacking it in the cache.
+"""Multiplies tokens by a quantized weight on a CPU, unpacking it in the cache.
 
 Weights are unpacked to float32, and sums are in float32 in one order, so a row has the same bits in any batch
 and on any number of threads.
@@ -12,7 +12,6 @@ from kernels.simd import (
     bfloat16_at,
     float32_at,
     int8_at,
-    int32_at,
     int64_at,
     load,
     store,
@@ -210,13 +209,6 @@ def multiply_int8(num_parts: int, numbers: Numbers) -> None:
     """Write the product of a Call, given as a plain tuple, with levels in int8."""
     call = Call(*numbers)
     fork(_multiply, num_parts, (int8_at(call.data), call))
-
-
-@kernel
-def multiply_bfloat16(num_parts: int, numbers: Numbers) -> None:
-    """Write the product of a Call, given as a plain tuple, with weights in bfloat16."""
-    call = Call(*numbers)
-    fork(_multiply, num_parts, (int32_at(call.data), call))
 
 
 @kernel

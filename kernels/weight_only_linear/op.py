@@ -20,7 +20,6 @@ _Kernels = dict[torch.dtype, Callable[..., None]]
 _MULTIPLY: _Kernels = {
     torch.int32: cpu.multiply_four_bits,
     torch.int8: cpu.multiply_int8,
-    torch.bfloat16: cpu.multiply_bfloat16,
     torch.uint8: cpu.multiply_fp8,
 }
 _DEQUANTIZE: _Kernels = {
@@ -28,8 +27,8 @@ _DEQUANTIZE: _Kernels = {
     torch.int8: cpu.dequantize_int8,
     torch.uint8: cpu.dequantize_fp8,
 }
-# Elements of a tile that hold eight columns, as the kernel counts them: a pair of bfloat16 is one.
-_EIGHT_COLUMNS = {torch.int32: TILE, torch.int8: 8 * TILE, torch.uint8: 8 * TILE, torch.bfloat16: 4 * TILE}
+# Elements of a tile that hold eight columns.
+_EIGHT_COLUMNS = {torch.int32: TILE, torch.int8: 8 * TILE, torch.uint8: 8 * TILE}
 # Tokens from which a CPU that multiplies bfloat16 in hardware gets the weight in it. By its published rates;
 # our measurements have only had CPUs without.
 DENSE_TOKENS = 64
@@ -81,7 +80,7 @@ def _on_cpu(x: Tensor, weight: TiledWeight) -> Tensor:
             f"weight_only_linear: x is {x.dtype} on {x.device}, not float32 or bfloat16 on a CPU"
         )
     is_dense = x.dtype == torch.bfloat16 and len(x) >= DENSE_TOKENS and device.multiplies_bfloat16()
-    if is_dense and weight.data.dtype in _DEQUANTIZE:
+    if is_dense:
         values = torch.empty(weight.in_features, weight.out_features, dtype=x.dtype)
         _run(_DEQUANTIZE, x.new_empty(0), weight, values)
         product = x @ values
@@ -106,7 +105,7 @@ def _run(
 
     With `tokens`, `out` takes each part's largest outputs, [num_parts, num_rows].
     """
-    num_tiles, scales = weight.data.shape[0], weight.scales
+    scales = weight.scales
     num_parts = _num_parts(weight)
     width = cpu.SCRATCH + min(len(x), cpu.MOST_ROWS) * TILE
     scratch = torch.empty(num_parts, width)
@@ -115,16 +114,16 @@ def _run(
         x=x.data_ptr(),
         data=weight.data.data_ptr(),
         eight_columns=_EIGHT_COLUMNS[weight.data.dtype],
-        scales=0 if scales is None else scales.data_ptr(),
-        is_bfloat16_scales=scales is not None and scales.dtype == torch.bfloat16,
+        scales=scales.data_ptr(),
+        is_bfloat16_scales=scales.dtype == torch.bfloat16,
         zero_points=0 if weight.zero_points is None else weight.zero_points.data_ptr(),
         table=0 if weight.table is None else weight.table.data_ptr(),
         bias=0 if weight.bias is None else weight.bias.data_ptr(),
         group_size=weight.group_size,
-        num_groups=1 if scales is None else scales.shape[1],
+        num_groups=scales.shape[1],
         in_features=weight.in_features,
         out_features=weight.out_features,
-        num_tiles=num_tiles,
+        num_tiles=weight.data.shape[0],
         out=out.data_ptr(),
         is_bfloat16_out=out.dtype == torch.bfloat16,
         scratch=scratch.data_ptr(),

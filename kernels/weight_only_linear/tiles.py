@@ -11,7 +11,7 @@ from kernels.quantization.int4 import MIDDLE
 from kernels.quantization.nf4 import BLOCK, LEVELS, NestedScales
 from kernels.quantization.nibbles import unpack_nibbles
 from kernels.quantization.shapes import num_bytes
-from kernels.weight_only_linear.unpack import COLUMNS_OF_A_PAIR, COLUMNS_OF_A_WORD, TILE
+from kernels.weight_only_linear.unpack import COLUMNS_OF_A_WORD, TILE
 
 # The kernel reads fp8 as float16, whose exponents have another bias.
 FP8_FACTOR = 2.0**8
@@ -20,14 +20,13 @@ _TILES_AT_ONCE = 16  # as they are packed, which limits the memory for it
 
 @dataclass(frozen=True, slots=True)
 class TiledWeight:
-    """A weight of values `(level - zero_point) * scale`, or bfloat16; rows beyond `out_features` are padding.
+    """A weight of values `(level - zero_point) * scale`; rows beyond `out_features` are padding.
 
-    A tile of `data` is int8 or uint8 (fp8) [in_features, 64], bfloat16 [in_features / 2, 64, 2], or of 4 bits
-    int32 [in_features / 8, 64].
+    A tile of `data` is int8 or uint8 (fp8) [in_features, 64], or of 4 bits int32 [in_features / 8, 64].
     """
 
     data: Tensor  # [num_tiles, ...]
-    scales: Tensor | None  # float32 or bfloat16 [num_tiles, num_groups, 64]; None of bfloat16
+    scales: Tensor  # float32 or bfloat16 [num_tiles, num_groups, 64]
     zero_points: Tensor | None  # int8, like scales
     table: Tensor | None  # float32 [16], the values of levels of 4 bits
     bias: Tensor | None  # float32 [out_features]
@@ -41,25 +40,14 @@ class TiledWeight:
         return num_bytes(self.data, self.scales, self.zero_points, self.table, self.bias)
 
 
-def pack_tiled_weight(weight: QuantizedWeight | Tensor, bias: Tensor | None = None) -> TiledWeight:
-    """Pack `weight` of any format, or bfloat16, for `weight_only_linear` on a CPU.
+def pack_tiled_weight(weight: QuantizedWeight, bias: Tensor | None = None) -> TiledWeight:
+    """Pack `weight` of any format for `weight_only_linear` on a CPU.
 
-    Raises ValueError when it is another tensor or has an odd number of columns, or the bias does not fit.
+    Raises ValueError when the bias does not fit.
     """
     out_features, in_features = weight.shape
     if bias is not None and tuple(bias.shape) != (out_features,):
         raise ValueError(f"weight_only_linear: the bias is {tuple(bias.shape)}, not {(out_features,)}")
-    if isinstance(weight, Tensor):
-        return TiledWeight(
-            _pairs(weight),
-            scales=None,
-            zero_points=None,
-            table=None,
-            bias=None if bias is None else bias.float(),
-            group_size=in_features,
-            in_features=in_features,
-            out_features=out_features,
-        )
     scales, zero_points = _scales(weight), None
     if isinstance(weight, Int4Weight | Int8Weight) and weight.zero_points is not None:
         zero_points = _tiled(weight.zero_points.view(out_features, -1).to(torch.int8))
@@ -76,25 +64,9 @@ def pack_tiled_weight(weight: QuantizedWeight | Tensor, bias: Tensor | None = No
 
 
 def rows_of(weight: TiledWeight, rows: Tensor) -> Tensor:
-    """Return rows of a bfloat16 or symmetric int8 weight, float32 [num_rows, in_features].
-
-    `rows` are int64 [num_rows].
-    """
+    """Return rows of a symmetric int8 weight as float32 [num_rows, in_features], by their int64 ids."""
     tiles, places = rows // TILE, rows % TILE
-    found = weight.data[tiles, :, places].flatten(1).float()
-    return found if weight.scales is None else found * weight.scales[tiles, 0, places].unsqueeze(1)
-
-
-def _pairs(weight: Tensor) -> Tensor:
-    """Return bfloat16 [rows, columns] as [num_tiles, columns / 2, 64, 2], padded with zeros."""
-    rows, columns = weight.shape
-    if weight.dtype != torch.bfloat16 or columns % COLUMNS_OF_A_PAIR:
-        raise ValueError(f"weight_only_linear: the weight is {weight.dtype} with {columns} columns")
-    pairs = torch.zeros(-(-rows // TILE), columns // COLUMNS_OF_A_PAIR, TILE, dtype=torch.int32)
-    for first in range(0, len(pairs), _TILES_AT_ONCE):
-        some = weight[first * TILE : (first + _TILES_AT_ONCE) * TILE].contiguous()
-        pairs[first : first + _TILES_AT_ONCE] = _tiled(some.view(torch.int32))
-    return pairs.view(torch.bfloat16).view(*pairs.shape, COLUMNS_OF_A_PAIR)
+    return weight.data[tiles, :, places].float() * weight.scales[tiles, 0, places].unsqueeze(1)
 
 
 def _scales(weight: QuantizedWeight) -> Tensor:

@@ -12,7 +12,6 @@ from kernels.simd import F32, I32, I64, LANES, intrinsic, lanes_of, load_lanes, 
 
 TILE = 64  # rows of a weight that lie together
 COLUMNS_OF_A_WORD = 8  # where levels have 4 bits
-COLUMNS_OF_A_PAIR = 2  # where weights are bfloat16
 # The most tokens for which levels are unpacked in registers rather than into a panel.
 MOST_DIRECT_ROWS = 4
 # Where the numbers of a group lie, counted from its first: scales, offsets, and the table of 16 values.
@@ -35,10 +34,7 @@ def unpack(
     target: Pointer,
     target_start: Any,
 ) -> Any:
-    """Write `depth` columns of a tile as float32 [depth, 64]; they share the numbers in `factors`.
-
-    Weights in bfloat16 have no factors.
-    """
+    """Write `depth` columns of a tile as float32 [depth, 64]; they share the numbers in `factors`."""
     index = types.intp
     signature = types.void(index, source, index, factors, target, index)
 
@@ -153,35 +149,23 @@ def _for_each_column(
             for level, scale, offset in zip(levels, scales, offsets, strict=True)
         ]
 
+    scales, offsets = (
+        [factor(start + LANES * register) for register in range(_REGISTERS)] for start in (0, OFFSETS)
+    )
     levels_of: _Levels
-    if kind == types.int32:
-        levels_of, at_once = _bfloat16, COLUMNS_OF_A_PAIR
+    if kind == types.uint32:
+        levels_of, at_once = _four_bits(builder, factor(TABLE)), COLUMNS_OF_A_WORD
     else:
-        scales, offsets = (
-            [factor(start + LANES * register) for register in range(_REGISTERS)] for start in (0, OFFSETS)
-        )
-        if kind == types.uint32:
-            levels_of, at_once = _four_bits(builder, factor(TABLE)), COLUMNS_OF_A_WORD
-        else:
-            levels_of, at_once = _int8 if kind == types.int8 else _fp8, 1
+        levels_of, at_once = _int8 if kind == types.int8 else _fp8, 1
     with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(I64, at_once))) as loop:
         line = builder.gep(pointer, [builder.mul(loop.index, ir.Constant(I64, TILE))])
         first = builder.mul(loop.index, ir.Constant(I64, at_once))
         for number, levels in enumerate(levels_of(builder, line)):
-            weights = levels if kind == types.int32 else scaled(levels)
-            use(builder.add(first, ir.Constant(I64, number)), weights)
+            use(builder.add(first, ir.Constant(I64, number)), scaled(levels))
 
 
 def _int8(builder: Any, line: Any) -> list[list[Any]]:
     return [[load_lanes(builder, one, LANES) for one in _runs(builder, line)]]
-
-
-def _bfloat16(builder: Any, line: Any) -> list[list[Any]]:
-    """Return the two columns of words, the first of which is in the low half."""
-    words = [builder.load(builder.bitcast(one, _WORDS.as_pointer()), align=4) for one in _runs(builder, line)]
-    shift, mask = ir.Constant(_WORDS, [16] * LANES), ir.Constant(_WORDS, [0xFFFF0000] * LANES)
-    halves = ([builder.shl(word, shift) for word in words], [builder.and_(word, mask) for word in words])
-    return [[builder.bitcast(word, _FLOATS) for word in half] for half in halves]
 
 
 def _fp8(builder: Any, line: Any) -> list[list[Any]]:

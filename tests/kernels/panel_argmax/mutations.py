@@ -1,3 +1,4 @@
+from kernels.product_chain.factors import IS_WIDENED
 from tests.kernels.mutation import Mutation, Table
 
 TESTS = "panel_argmax/test_panel_argmax.py"
@@ -36,6 +37,19 @@ TABLES = (
                 "the first panel is left out", "panel = take_next(counter, 0)\n    w", "panel = 1\n    w"
             ),
         ),
+    ),
+    Table(
+        "panel_argmax/cpu.py",
+        TESTS,
+        (
+            Mutation(
+                "rounded rows by the product of others",
+                "IS_WIDENED or call.format != PAIRS",
+                "IS_WIDENED or call.format == PAIRS",
+                only="not_rounded or (of_the_product and bf16)",
+            ),
+        ),
+        runs_here=not IS_WIDENED,
     ),
     Table(
         "argmax.py",

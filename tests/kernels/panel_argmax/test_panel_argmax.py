@@ -4,7 +4,7 @@ import torch
 from kernels.panel_argmax import cpu, op, panel_argmax
 from kernels.panel_argmax.cases import CASES
 from kernels.product_chain import Chain, Link, PanelWeight, pack_panels, run_chain
-from tests.kernels.product_chain.formats import FORMATS, weight_in
+from tests.kernels.product_chain.formats import FORMATS, can_multiply, weight_in
 
 of_every_format = pytest.mark.parametrize("format_", FORMATS)
 
@@ -13,7 +13,9 @@ def packed(
     in_features: int, out_features: int, generator: torch.Generator, format_: torch.dtype = torch.int8
 ) -> PanelWeight:
     weight = torch.randn(out_features, in_features, generator=generator)
-    return pack_panels(weight_in(format_, weight), torch.randn(out_features, generator=generator))
+    # As large as a product, so that it decides with the product's scale.
+    bias = torch.randn(out_features, generator=generator) * in_features**0.5
+    return pack_panels(weight_in(format_, weight), bias)
 
 
 @of_every_format
@@ -32,6 +34,13 @@ def test_it_is_that_of_the_product(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(chosen, run_chain(Chain([Link(weight)]), x).argmax(dim=1))
+
+
+@can_multiply
+def test_rows_that_are_not_rounded_meet_bfloat16(generator: torch.Generator) -> None:
+    weight = pack_panels(torch.randn(200, 33, generator=generator).bfloat16(), rounds=False)
+    x = torch.randn(9, 33, generator=generator)
+    assert torch.equal(panel_argmax(x, weight), run_chain(Chain([Link(weight)]), x).argmax(dim=1))
 
 
 @of_every_format

@@ -1,3 +1,4 @@
+from kernels.product_chain.factors import IS_WIDENED
 from tests.kernels.mutation import Mutation, Table
 
 TESTS = "product_chain/test_product_chain.py"
@@ -92,7 +93,40 @@ TABLES = (
                 "ir.Constant(_FLOATS, [1.0] * _LANES)",
                 only="bf16",
             ),
+            Mutation("the wrong half of a pair", "0xFFFF0000", "0x0000FFFF", only="widened"),
+            Mutation(
+                "float32 as if it were pairs",
+                "OF_FLOATS if panels.dtype == types.float32 else",
+                "OF_WIDENED_PAIRS if panels.dtype == types.float32 else",
+                only="f32",
+            ),
         ),
+    ),
+    Table(
+        "product_chain/tile.py",
+        TESTS,
+        (
+            Mutation(
+                "rounded rows as if they were float32",
+                "_product_of_floats(OF_PAIRS, x",
+                "_product_of_floats(OF_WIDENED_PAIRS, x",
+                only="bf16",
+            ),
+        ),
+        runs_here=not IS_WIDENED,
+    ),
+    Table(
+        "product_chain/cpu.py",
+        TESTS,
+        (
+            Mutation(
+                "rounded rows by the product of others",
+                "IS_WIDENED or link.format != PAIRS",
+                "IS_WIDENED or link.format == PAIRS",
+                only="widened or bf16",
+            ),
+        ),
+        runs_here=not IS_WIDENED,
     ),
     Table(
         "product_chain/factors.py",

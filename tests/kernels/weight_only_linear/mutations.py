@@ -228,7 +228,6 @@ TABLES = (
                 "[28 - 4 * depth] * LANES",
                 only="reference and int4-64",
             ),
-            Mutation("bf16: the wrong half", "0xFFFF0000", "0x0000FFFF", only="widened"),
             Mutation("fp8: the sign is an exponent", "0xBFFF", "0xFFFF", only="worth"),
         ),
     ),

@@ -3,15 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import device
-from kernels.quantization import Fp8Weight, QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
+from kernels.quantization import Fp8Weight, quantize_fp8, quantize_int4, quantize_int8
 from kernels.testing import assert_matches
 from kernels.weight_only_linear import (
     TiledWeight,
@@ -21,17 +19,10 @@ from kernels.weight_only_linear import (
     weight_only_argmax,
     weight_only_linear,
 )
-from kernels.weight_only_linear.cases import CASE, LONG_CASE, ODD_CASES
-from kernels.weight_only_linear.cases import FORMATS as QUANTIZED
+from kernels.weight_only_linear.cases import CASE, FORMATS, LONG_CASE, ODD_CASES
 from kernels.weight_only_linear.op import DENSE_TOKENS
-from kernels.weight_only_linear.unpack import TILE
 
 ROOT = Path(__file__).parents[3]
-# What a tile can hold.
-FORMATS: dict[str, Callable[[Tensor], QuantizedWeight | Tensor]] = {
-    **QUANTIZED,
-    "bf16": lambda weight: weight.bfloat16(),
-}
 
 
 def check(
@@ -74,7 +65,7 @@ def test_many_tokens_in_bfloat16_where_the_cpu_multiplies_it(
     check((DENSE_TOKENS, 256, 150), format_, torch.bfloat16, generator, has_bias=False)
 
 
-@pytest.mark.parametrize("format_", ["int8-zero", "int4-128-zero", "nf4-nested", "fp8", "bf16"])
+@pytest.mark.parametrize("format_", ["int8-zero", "int4-128-zero", "nf4-nested", "fp8"])
 def test_more_rows_than_a_tile_match_reference(format_: str, generator: torch.Generator) -> None:
     check((*LONG_CASE[:2], 150), format_, torch.float32, generator, has_bias=False)
 
@@ -108,7 +99,7 @@ def many_rows(weight: TiledWeight, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(600, weight.in_features, generator=generator)
 
 
-@pytest.mark.parametrize("format_", ["int4-64", "int8-zero", "fp8-block", "bf16"])
+@pytest.mark.parametrize("format_", ["int4-64", "int8-zero", "fp8-block"])
 def test_a_row_has_the_same_bits_in_any_batch(format_: str, generator: torch.Generator) -> None:
     weight = pack_tiled_weight(FORMATS[format_](torch.randn(200, 384, generator=generator)))
     x = many_rows(weight, generator)
@@ -154,22 +145,13 @@ def test_levels_are_found_without_an_instruction_for_it() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_bfloat16_weights_are_widened_exactly(generator: torch.Generator) -> None:
-    weight = torch.randn(150, 34, generator=generator).bfloat16()
-    packed = pack_tiled_weight(weight)
-    assert torch.equal(weight_only_linear(torch.eye(34), packed).T, weight.float())
-    rows = torch.tensor([0, 149, 63, 64, 63])
-    assert torch.equal(rows_of(packed, rows), weight[rows].float())
-    assert packed.num_bytes == 3 * TILE * 34 * 2
-
-
 def test_rows_of_an_int8_weight_have_their_scales(generator: torch.Generator) -> None:
     weight = quantize_int8(torch.randn(150, 34, generator=generator))
     rows = torch.tensor([0, 149, 63, 64, 63])
     assert torch.equal(rows_of(pack_tiled_weight(weight), rows), weight.dequantize()[rows])
 
 
-@pytest.mark.parametrize("format_", ["bf16", "int8-zero"])
+@pytest.mark.parametrize("format_", ["int4-64", "int8-zero"])
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
 def test_the_largest_output_is_that_of_the_product(
     num_tokens: int, format_: str, generator: torch.Generator
@@ -196,5 +178,3 @@ def test_arguments_are_checked() -> None:
         weight_only_linear(torch.zeros(2, 4, dtype=torch.float16), weight)
     with pytest.raises(ValueError, match="bias is"):
         pack_tiled_weight(quantize_int8(torch.ones(6, 4)), torch.zeros(5))
-    with pytest.raises(ValueError, match="bfloat16 with 3 columns"):
-        pack_tiled_weight(torch.ones(6, 3, dtype=torch.bfloat16))

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.compiled import has_feature
-from kernels.device import converts_fp8, multiplies_bfloat16
+from kernels.device import converts_fp8
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.int8_linear import is_exact
 from kernels.product_chain import is_available, pack_panels
@@ -50,8 +49,8 @@ class Products:
     On a GPU, tokens are then quantized to the format of a weight that is stored in 8 bits. A weight of 4
     bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits. On a CPU
     such a weight is quantized again, and tokens stay float32 where sums of int8 products would saturate.
-    Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`, and bfloat16 too, unless its own
-    instructions or oneDNN are faster at it.
+    Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`, and bfloat16 too where it runs
+    `dtype` in chains.
     """
 
     dtype: torch.dtype  # of activations where nothing is quantized
@@ -80,12 +79,7 @@ class Products:
 
     def keeps(self, weight: Tensor) -> bool:
         """Return whether a product runs on a bfloat16 weight as it is stored."""
-        if weight.dtype != torch.bfloat16 or self.is_gpu or self.eight_bits is not None:
-            return False
-        if self._in_chains:
-            return True
-        is_multiplied = self.dtype == torch.bfloat16 and multiplies_bfloat16()
-        return weight.shape[1] % 2 == 0 and has_feature("avx512f") and not is_multiplied
+        return weight.dtype == torch.bfloat16 and self._in_chains
 
     def format_of(self, weight: Tensor | QuantizedWeight) -> str:
         """Return the name of the format that a product holds this weight in."""
@@ -110,8 +104,6 @@ class Products:
             if self._in_chains:
                 kept = weight if self.keeps(weight) else weight.to(self.dtype)
                 return ChainedLinear(pack_panels(kept, bias, rounds=self.dtype == torch.bfloat16))
-            if self.keeps(weight):
-                return WeightOnlyLinear(pack_tiled_weight(weight, bias))
             dtype = self.activation_dtype
             return Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
         if self.is_gpu:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kernels.compiled import has_feature
 from kernels.product_chain import is_available
 from kernels.quantization import quantize_int8
 from tests.fixtures import quantized_checkpoints as made
@@ -21,9 +20,7 @@ from worker.engine.models import products
 from worker.engine.quantize.__main__ import main as quantize
 from worker.engine.requests.generation import GenerationRequest
 
-needs_tiles = pytest.mark.skipif(
-    not (has_feature("avx512f") or is_available(torch.float32)), reason="needs AVX2 or AVX512"
-)
+needs_chains = pytest.mark.skipif(not is_available(torch.float32), reason="needs AVX2")
 needs_pairs = pytest.mark.skipif(not is_available(torch.bfloat16), reason="needs bf16 in chains")
 pytestmark = pytest.mark.usefixtures("only_on_cpu")
 
@@ -109,7 +106,7 @@ def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return stored, worth
 
 
-@needs_tiles
+@needs_chains
 def test_bfloat16_stays_bfloat16_and_is_computed_in_float32(halves: tuple[Path, Path]) -> None:
     (found, tokens, logits), (exact, expected_tokens, expected) = (generate(one, "f32") for one in halves)
     assert tokens == expected_tokens
@@ -122,19 +119,17 @@ def test_bfloat16_stays_bfloat16_and_is_computed_in_float32(halves: tuple[Path, 
     )  # biases and norms are float32
 
 
-@needs_tiles
+@pytest.mark.parametrize("stored", ["bf16", "f32"])
 @pytest.mark.parametrize(
-    ("dtype", "has_bfloat16"),
-    [("f32", False), ("bf16", False), pytest.param("bf16", True, marks=needs_pairs)],
+    "dtype", [pytest.param("f32", marks=needs_chains), pytest.param("bf16", marks=needs_pairs)]
 )
-def test_products_of_bfloat16_give_a_row_the_same_bits_in_any_batch(
-    dtype: str, has_bfloat16: bool, halves: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+def test_products_of_floats_give_a_row_the_same_bits_in_any_batch(
+    dtype: str, stored: str, halves: tuple[Path, Path]
 ) -> None:
-    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: has_bfloat16)
     prompts = [list(range(2 + one, 4 + one + 3 * one)) for one in range(9)]
     rows: list[dict[int, Tensor]] = []
     for at_once in (1, 9):
-        engine = make_engine(halves[0], dtype=dtype, max_num_sequences=at_once)
+        engine = make_engine(halves[stored == "f32"], dtype=dtype, max_num_sequences=at_once)
         kept = keep_logits(engine)
         run(engine, requests_for(prompts, greedy(6)))
         rows.append(kept)
