@@ -1,5 +1,6 @@
 """Serves the API on HOST and PORT until SIGTERM: `python -m api`."""
 
+import gc
 import resource
 import signal
 import sys
@@ -23,6 +24,8 @@ if __name__ == "__main__":
         app = create_app(config)
     except ModelDirectoryError as error:
         refuse(f"HEADRACE_MODEL: {error}")
+    # What imports made stays: a full collection, which stops every answer, took 0.18 s to look at it again.
+    gc.freeze()
     # Each connection is an open file. If the limit is still reached, the log says so.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

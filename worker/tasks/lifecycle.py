@@ -1,5 +1,6 @@
 """Own the Engine in a Celery bootstep: load it before the first task, drain it before the pool stops."""
 
+import gc
 import logging
 import os
 import sys
@@ -132,6 +133,8 @@ class EngineStep(bootsteps.StartStopStep):
             ordered=self._heartbeat.beat,
             interactive=self._lane.take,
         )
+        # What is there now stays: a full collection, which stops the Steps, took 0.26 s to look at it again.
+        gc.freeze()
         self._heartbeat.ready(info, self._meters)
 
     def stop(self, parent: Any) -> None:
