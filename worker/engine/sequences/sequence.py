@@ -95,6 +95,11 @@ class Sequence:
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
+    def num_tokens_left(self) -> int:
+        """The most tokens that may be added to the known ones."""
+        return self.max_length - len(self.token_ids)
+
+    @property
     def is_at_end(self) -> bool:
         """True if known and pending tokens reach `max_length`, so that no Step may add another."""
         return len(self.token_ids) + self.num_pending_tokens >= self.max_length

@@ -12,6 +12,7 @@ LOST = 0.005
 # In Steps: what a proposer begins with in a batch of half the size; the most it keeps of savings, with which
 # it begins in a batch of PROBED Sequences or fewer if it needs no passes; the most it owes for wrong guesses.
 START_STEPS, CREDIT_STEPS, DEBT_STEPS = 1.0, 4.0, 1.0
+LEFT = 1 / 32  # the share of the Steps to come that it begins with at most: in few, little can be saved
 PROBED = 8  # Sequences that are looked for at least; for more, with what is kept beyond START_STEPS
 FEW_RIGHT = 8.0  # right tokens
 FADE = 0.1  # the share of the latest look in the mean cost of a look
@@ -25,10 +26,12 @@ class Account:
     balance: float = 0.0
     _look_seconds: float = 0.0  # of one Sequence
 
-    def begin(self, num_sequences: int, step_seconds: float) -> None:
-        """Begin anew, for a batch of so many Sequences whose Steps take so long."""
+    def begin(self, plan: StepPlan, step_seconds: float) -> None:
+        """Begin anew, for a batch of this Step's Sequences, whose Steps take so long."""
         is_cheap = self.proposer.seconds_per_pass is None
-        self.balance = step_seconds * (CREDIT_STEPS if is_cheap and num_sequences <= PROBED else START_STEPS)
+        most = CREDIT_STEPS if is_cheap and len(plan.entries) <= PROBED else START_STEPS
+        num_steps = max(entry.sequence.num_tokens_left for entry in plan.entries)
+        self.balance = step_seconds * min(most, LEFT * num_steps)
 
     def most_looks(self, step_seconds: float) -> int:
         """Return for how many Sequences the balance pays."""

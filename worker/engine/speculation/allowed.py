@@ -11,6 +11,11 @@ def may_guess(sequence: Sequence) -> bool:
     return sequence.params.optimization is Optimization.FULL and sequence.thoughts is None
 
 
+def takes_guesses(sequence: Sequence) -> bool:
+    """Return whether tokens may be guessed for a Sequence that is not at its last one."""
+    return may_guess(sequence) and sequence.num_tokens_left > 1
+
+
 def only_allowed(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
     """Return a guess without what its Sequence's end tokens or grammar rule out."""
     if sequence.matcher is None and sequence.stop_token_ids.isdisjoint(guess.token_ids):

@@ -22,7 +22,7 @@ from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation.acceptance import AcceptanceRates
 from worker.engine.speculation.account import Account, OpenSavings, evenness
-from worker.engine.speculation.allowed import may_guess, only_allowed
+from worker.engine.speculation.allowed import may_guess, only_allowed, takes_guesses
 from worker.engine.speculation.proposer import DRAFT, MAX_GUESSES, GuessedTokens, Proposer
 from worker.engine.speculation.step_times import FIXED_TOKENS, FIXED_TOKENS_OF_GPU, StepTimes
 from worker.engine.speculation.waiting import Waiting
@@ -110,7 +110,7 @@ class Speculation:
         if not _is_known(plan) or (self._waiting is not None and not self._waiting.wants(plan)):
             return plan
         room = max_tokens - len(plan.entries)
-        if room > 0 and self._is_time(len(plan.entries)):
+        if room > 0 and self._is_time(plan):
             plan = self._extended(plan, room)
         self._plan = plan
         return plan
@@ -237,8 +237,9 @@ class Speculation:
             account.steps(1 + self._num_rested, seconds)
         self._num_rested = 0
 
-    def _is_time(self, num_tokens: int) -> bool:
-        """Return whether the best guess imaginable would pay in a decode Step of this size."""
+    def _is_time(self, plan: StepPlan) -> bool:
+        """Return whether the best guess imaginable would pay in this decode Step."""
+        num_tokens = len(plan.entries)
         if self._num_paused:
             self._num_paused -= 1
             return False
@@ -251,7 +252,7 @@ class Speculation:
             return False
         if num_tokens <= self._least_looked:
             for account in self._accounts:
-                account.begin(num_tokens, without)
+                account.begin(plan, without)
             self._least_looked = num_tokens // 2
         if (num_tokens + self.rates.best) * without > num_tokens * with_one:
             return True
@@ -263,7 +264,7 @@ class Speculation:
         """Return at most one offer for each Sequence: of the proposer from which most is expected."""
         num_tokens = plan.num_tokens
         step_seconds = self.times.seconds(num_tokens) or 0.0
-        asked = [place for place, entry in enumerate(plan.entries) if may_guess(entry.sequence)]
+        asked = [place for place, entry in enumerate(plan.entries) if takes_guesses(entry.sequence)]
         offers: dict[int, _Offer] = {}
         for account in accounts:
             began, proposer = self._clock(), account.proposer
@@ -273,10 +274,12 @@ class Speculation:
                 if place not in offers
                 or offers[place].shares[0] < self._expected(proposer, plan.entries[place].sequence, 1)[0]
             ]
+            if not places:
+                continue
             sequences = [plan.entries[place].sequence for place in places]
             most = self._worthwhile(num_tokens, sequences, proposer, room, offers, places)
             if most:
-                limits = [min(most, one.max_length - len(one.token_ids) - 1) for one in sequences]
+                limits = [min(most, one.num_tokens_left - 1) for one in sequences]
                 if proposer.seconds_per_pass is not None:
                     limits = [self._reserve(one, limit) for one, limit in zip(sequences, limits, strict=True)]
                 found = proposer.propose(sequences, limits)
