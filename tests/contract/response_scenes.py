@@ -166,7 +166,10 @@ def background(client: OpenAI) -> None:
             model=model_of(client), input="jump", max_output_tokens=4, background=True, stream=True
         )
     )
-    assert [event.type for event in live[:8]] == ORDER
+    kinds = [event.type for event in live]
+    num_deltas = kinds.count(ORDER[4])  # as many as came apart
+    assert 1 <= num_deltas <= 4, kinds
+    assert kinds[:-1] == [*ORDER[:4], *[ORDER[4]] * num_deltas, *ORDER[5:]], kinds
     context = int(client.models.list().data[0].to_dict()["max_model_len"])
     long = {"max_output_tokens": context - 60, "extra_body": EXACTLY}
     # So many that the last one still runs when it is cancelled, on a busy machine too.

@@ -15,13 +15,14 @@ from tests.fixtures.receiver import receiver
 @pytest.fixture
 def seen(running: Deployment) -> Iterator[State]:
     """Return the state of all tasks, as Flower builds it from events."""
-    state, stopping = State(), threading.Event()
+    state, listening, stopping = State(), threading.Event(), threading.Event()
     app = Celery(broker=running.environment["REDIS_URL"], set_as_current=False)
     with app.connection() as connection:
         receiver = EventReceiver(connection, handlers={"*": state.event}, app=app)
 
         def follow() -> None:
             with receiver.consumer_context() as (own, _, _):
+                listening.set()
                 while not stopping.is_set():
                     try:
                         own.drain_events(timeout=0.1)
@@ -30,6 +31,7 @@ def seen(running: Deployment) -> Iterator[State]:
 
         thread = threading.Thread(target=follow)
         thread.start()
+        assert listening.wait(60), "what is sent before is lost"
         yield state
         stopping.set()
         thread.join()
