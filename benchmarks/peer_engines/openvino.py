@@ -5,7 +5,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-REQUIREMENTS = ("torch==2.13.0", "openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
+# With transformers 5.1 and later, optimum-intel does not export Gemma 3.
+REQUIREMENTS = (
+    "torch==2.13.0",
+    "openvino-genai==2026.4.1.0",
+    "optimum-intel[openvino]==2.2.0",
+    "transformers==4.57.6",
+)
 # It is built against a CUDA torch; with the CPU torch it fails when transformers imports it.
 UNWANTED = ("torchvision",)
 # int8 and int4 compress weights only; matrix products run in bf16.
