@@ -30,9 +30,9 @@ def is_available() -> bool:
 @functools.cache
 def is_exact() -> bool:
     """Return whether sums are exact on this processor: on x86 without VNNI, oneDNN adds pairs in 16 bits."""
-    x, weight = torch.ones(16, 64), torch.full((64, 64), LARGEST, dtype=torch.int8)
-    packed = pack_int8_weight(Int8Weight(weight, torch.full((64,), float(LARGEST))))
-    return bool((int8_linear(x, packed, None, torch.float32) == 64 * LARGEST**2).all())
+    levels, weight = torch.full((16, 64), 255, dtype=torch.uint8), torch.full((64, 64), LARGEST)
+    packed = pack_int8_weight(Int8Weight(weight.to(torch.int8), torch.full((64,), float(LARGEST))))
+    return bool((_product(levels, packed) == 64 * LARGEST**2).all())
 
 
 def pack_int8_weight(weight: Int8Weight) -> PackedInt8Weight:
@@ -72,6 +72,14 @@ def int8_linear(x: Tensor, weight: PackedInt8Weight, bias: Tensor | None, dtype:
         levels.data_ptr(),
         maxima.data_ptr(),
     )
+    product = _product(levels, weight).mul_(maxima.unsqueeze(1))
+    if bias is not None:
+        product.add_(bias)
+    return product.to(dtype)
+
+
+def _product(levels: Tensor, weight: PackedInt8Weight) -> Tensor:
+    """Return the product of tokens' levels, 128 for zero; it lacks the factor of each token."""
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         levels,
         1.0,
@@ -87,7 +95,4 @@ def int8_linear(x: Tensor, weight: PackedInt8Weight, bias: Tensor | None, dtype:
         [],
         "",
     )
-    product.mul_(maxima.unsqueeze(1))
-    if bias is not None:
-        product.add_(bias)
-    return product.to(dtype)
+    return product

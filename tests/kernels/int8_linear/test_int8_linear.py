@@ -49,6 +49,14 @@ def test_is_within_its_steps_of_the_unquantized_product(generator: torch.Generat
     assert (actual[5] == 0).all()
 
 
+@needs_exact_sums
+def test_the_largest_value_of_a_token_is_not_rounded(generator: torch.Generator) -> None:
+    x = torch.diag(torch.randn(64, generator=generator))  # a token each, with one value
+    weight = quantize_int8(torch.randn(40, 64, generator=generator))
+    actual = int8_linear(x, pack_int8_weight(weight), None, torch.float32)
+    torch.testing.assert_close(actual, x @ weight.dequantize().T, rtol=1e-6, atol=0)
+
+
 def test_a_row_has_the_same_bits_in_any_batch(generator: torch.Generator) -> None:
     x = torch.randn(300, 384, generator=generator).bfloat16()
     weight = pack_int8_weight(quantize_int8(torch.randn(640, 384, generator=generator)))
