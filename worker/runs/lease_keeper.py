@@ -24,7 +24,8 @@ RENEWALS_PER_LEASE = 4
 # An engine that finishes no Step for this long loses its leases; a shorter pause is only a long Step.
 STALL_SECONDS = 15.0
 CONFIRM_SECONDS = 0.5
-# So many claims within a sweep may use up the tickets before the next one issues more.
+# So many claims within a sweep may use up the tickets before the next one issues more. A worker with more
+# slots has more tickets out: worker/dispatcher/dispatcher.py.
 CLAIMS_TO_WAKE = 3
 
 
@@ -41,6 +42,7 @@ class LeaseKeeper:
         model: ServedModel | None = None,
         on_claim: Callable[[Claim], None] = lambda _: None,
         sweep_seconds: float = 1.0,
+        slots: int = 1,
     ) -> None:
         self.worker = worker
         self.model = model  # None: claims only shards that any model may run
@@ -50,7 +52,8 @@ class LeaseKeeper:
         self._sweep_seconds = sweep_seconds  # the dispatcher's
         self._on_claim = on_claim  # called in the thread that will run the shard
         self._held: set[tuple[int, int]] = set()  # (shard id, fence)
-        self._claimed_at: deque[float] = deque(maxlen=CLAIMS_TO_WAKE)  # since the dispatcher was last woken
+        # Since the dispatcher was last woken.
+        self._claimed_at: deque[float] = deque(maxlen=max(CLAIMS_TO_WAKE, slots))
         self._stopping = threading.Event()
         self._loop = Loop(
             "leases",
@@ -124,7 +127,7 @@ class LeaseKeeper:
         now = time.monotonic()
         self._claimed_at.append(now)
         recent = tuple(self._claimed_at)  # others may clear it
-        if len(recent) == CLAIMS_TO_WAKE and now - recent[0] < self._sweep_seconds:
+        if len(recent) == self._claimed_at.maxlen and now - recent[0] < self._sweep_seconds:
             self._claimed_at.clear()
             with suppress(*DATABASE_AWAY), self._store.look() as session:
                 wake_dispatcher(session)

@@ -28,6 +28,7 @@ from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests.requests import ShardRequest
 from worker.store.shards import backups, counting, fair_share, fair_slots, poison, shards
 from worker.store.shards.backups import Straggler
+from worker.store.shards.fair_share import ChosenShard
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.telemetry import work
 from worker.values.results import PartialOutput
@@ -74,41 +75,42 @@ class ShardRunner:
         while len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
             # The ticket may name another shard than the one whose turn it is.
             with self._choose(tried | avoided, otherwise=shard_id) as chosen:
-                if chosen in tried | avoided:
+                if chosen.shard_id in tried | avoided:
                     break
-                tried.add(chosen)
-                ending = self.run_this(chosen)
+                tried.add(chosen.shard_id)
+                ending = self._run_chosen(chosen)
             if ending is not Ending.NOTHING_TO_DO:
                 return ending
         return Ending.NOTHING_TO_DO
 
     @contextmanager
-    def _choose(self, tried: AbstractSet[int], *, otherwise: int) -> Iterator[int]:
+    def _choose(self, tried: AbstractSet[int], *, otherwise: int) -> Iterator[ChosenShard]:
         """Choose the shard whose turn it is; during the block no other run of this process chooses it."""
+        model = self.keeper.serves
         with self._choosing:
             with self.store.transaction() as session:
-                found = fair_share.first(
-                    session,
-                    but=tried | self._chosen,
-                    fewest=next(self._orders),
-                    model=self.keeper.serves,
-                )
-            chosen = otherwise if found is None else found
-            self._chosen.add(chosen)
+                but, fewest = tried | self._chosen, next(self._orders)
+                chosen = fair_share.first(session, but=but, fewest=fewest, model=model)
+                if chosen is None:
+                    chosen = ChosenShard(otherwise, poison.is_suspect(session, otherwise, model=model))
+            self._chosen.add(chosen.shard_id)
         try:
             yield chosen
         finally:
-            self._chosen.discard(chosen)
+            self._chosen.discard(chosen.shard_id)
 
     def run_this(self, shard_id: int) -> Ending:
         """Run this shard and no other, if it is ready. A suspect also gives way to what others have left."""
         if self.tail is not None and shard_id in self.tail.avoided():
             return Ending.NOTHING_TO_DO
         with self.store.look() as session:
-            alone = poison.is_suspect(session, shard_id, model=self.keeper.serves)
-        give_up = self._gives_way if alone else self.draining.is_set
-        with self._solo.enter(alone=alone, give_up=give_up) as is_in:
-            return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
+            is_suspect = poison.is_suspect(session, shard_id, model=self.keeper.serves)
+        return self._run_chosen(ChosenShard(shard_id, is_suspect))
+
+    def _run_chosen(self, chosen: ChosenShard) -> Ending:
+        give_up = self._gives_way if chosen.is_suspect else self.draining.is_set
+        with self._solo.enter(alone=chosen.is_suspect, give_up=give_up) as is_in:
+            return self._claim_and_run(chosen.shard_id) if is_in else Ending.NOTHING_TO_DO
 
     def _gives_way(self) -> bool:
         """Return whether a suspect must not start now: what was begun would wait for several in a row."""

@@ -166,6 +166,7 @@ class EngineStep(bootsteps.StartStopStep):
             model=served,
             on_claim=task_events.claimed,
             sweep_seconds=config.sweep_seconds,
+            slots=config.shards_in_flight,
         )
 
     def _runners(

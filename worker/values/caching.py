@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from worker.values.marks import Marks
 from worker.values.requests import Params, Prompt, kind_of
@@ -46,13 +47,13 @@ def request_digest(
     """
     if not is_deterministic(params):
         return None
-    timeout = () if timeout_seconds is None else (timeout_seconds,)
-    return _digest([prompts, add_special_tokens, _sampling(params, max_tokens), *timeout])
+    timeout = () if timeout_seconds is None else (_json(timeout_seconds),)
+    return _digest(_json(prompts), _json(add_special_tokens), _sampling(params, max_tokens), *timeout)
 
 
 def semantic_digest(params: Params, *, max_tokens: int, embedding_model: str, marks: Marks) -> bytes:
     """Return the 16-byte digest of what requests must share beside a near embedding, to share an answer."""
-    return _digest([_sampling(params, max_tokens), embedding_model, marks])
+    return _digest(_sampling(params, max_tokens), _json(embedding_model), _json(marks))
 
 
 def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
@@ -62,10 +63,15 @@ def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
     ).digest()
 
 
-def _sampling(params: Params, max_tokens: int) -> list[object]:
+@lru_cache(maxsize=1024)  # the requests of a batch mostly share their parameters
+def _sampling(params: Params, max_tokens: int) -> str:
     own = {"max_tokens": max_tokens} if isinstance(params, SamplingParams) else {}
-    return [kind_of(params), params.to_json() | own]
+    return _json([kind_of(params), params.to_json() | own])
 
 
-def _digest(said: object) -> bytes:
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).digest()
+def _json(said: object) -> str:
+    return json.dumps(said, sort_keys=True)
+
+
+def _digest(*said: str) -> bytes:
+    return hashlib.blake2b(f"[{', '.join(said)}]".encode(), digest_size=16).digest()

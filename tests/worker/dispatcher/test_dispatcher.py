@@ -159,8 +159,8 @@ def in_line(store: Store, count: int) -> list[int | None]:
     turns: list[int | None] = []
     with store.transaction() as session:
         for _ in range(count):
-            shard_id = fair_share.first(session, but=[turn for turn in turns if turn is not None])
-            turns.append(shard_id)
+            chosen = fair_share.first(session, but=[turn for turn in turns if turn is not None])
+            turns.append(None if chosen is None else chosen.shard_id)
     return turns
 
 

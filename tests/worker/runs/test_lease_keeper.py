@@ -116,15 +116,17 @@ def test_what_is_held_stays_held_without_a_save(store: Store) -> None:
     kept.stop()
 
 
-@pytest.mark.parametrize(("sweep_seconds", "times"), [(60.0, 2), (0.0, 0)])
+@pytest.mark.parametrize(
+    ("sweep_seconds", "slots", "times"), [(60.0, 1, 2), (60.0, 7, 1), (60.0, 8, 0), (0.0, 1, 0)]
+)
 def test_claims_wake_the_dispatcher_if_they_outrun_its_sweeps(
-    store: Store, monkeypatch: pytest.MonkeyPatch, sweep_seconds: float, times: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, sweep_seconds: float, slots: int, times: int
 ) -> None:
     woken: list[Session] = []
     monkeypatch.setattr(lease_keeper, "wake_dispatcher", woken.append)
     submit(store, num_requests=14)
     engine = cast("EngineThread", FakeEngine())
-    own = LeaseKeeper(store, engine, worker="gpu@test", lease=SHORT, sweep_seconds=sweep_seconds)
+    own = LeaseKeeper(store, engine, worker="gpu@test", lease=SHORT, sweep_seconds=sweep_seconds, slots=slots)
     for shard_id in range(1, 8):
         with own.hold(shard_id) as held:
             assert held is not None

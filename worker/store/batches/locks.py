@@ -5,7 +5,10 @@ the workers of a batch do not wait for each other. Those of a batch with `max_to
 know exactly what the others have left of it.
 """
 
-from sqlalchemy import ColumnElement, bindparam, select
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus
@@ -16,12 +19,6 @@ from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 
 _LOOK = select(BatchRow).where(BatchRow.id == bindparam("id")).execution_options(populate_existing=True)
-_LOOK_FROM_SHARD = (
-    select(BatchRow, TenantRow)
-    .join(ShardRow, ShardRow.batch_id == BatchRow.id)
-    .outerjoin(TenantRow, TenantRow.id == BatchRow.tenant_id)
-    .execution_options(populate_existing=True)
-)
 
 
 def look(session: Session, batch_id: str) -> BatchRow | None:
@@ -32,11 +29,22 @@ def look(session: Session, batch_id: str) -> BatchRow | None:
     return batch
 
 
+def from_shard(*its: ColumnElement[bool]) -> Select[BatchRow, TenantRow | None]:
+    """Return the query of `look_from_shard` for the shard that meets these conditions."""
+    return (
+        select(BatchRow, TenantRow)
+        .join(ShardRow, ShardRow.batch_id == BatchRow.id)
+        .outerjoin(TenantRow, TenantRow.id == BatchRow.tenant_id)
+        .where(*its)
+        .execution_options(populate_existing=True)
+    )
+
+
 def look_from_shard(
-    session: Session, *its: ColumnElement[bool]
+    session: Session, query: Select[BatchRow, TenantRow | None], given: Mapping[str, Any]
 ) -> tuple[BatchRow, TenantRow | None] | tuple[None, None]:
-    """Look at the batch of the shard that meets these conditions, and at its tenant, in one query."""
-    found = session.execute(_LOOK_FROM_SHARD.where(*its)).one_or_none()
+    """Look at a shard's batch and its tenant by a query of `from_shard`, whose parameters are `given`."""
+    found = session.execute(query, given).one_or_none()
     if found is None:
         return None, None
     batch, tenant = found

@@ -86,7 +86,7 @@ def claim(
 ) -> Claim | None:
     """Claim the backup of a shard whose holder has this fence; return None if it may have none any more."""
     wanted = (ShardRow.id == shard_id, ShardRow.fence == fence, _may_have_backup(worker))
-    batch, tenant = locks.look_from_shard(session, *wanted)
+    batch, tenant = locks.look_from_shard(session, locks.from_shard(*wanted), {})
     if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
         return None
     taken = (

@@ -14,13 +14,16 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     CTE,
+    BigInteger,
     ColumnElement,
     Float,
     Integer,
     Interval,
     Select,
     String,
+    any_,
     bindparam,
     case,
     cast,
@@ -52,6 +55,14 @@ FEWEST_FIRST = (ShardRow.priority.desc(), ShardRow.position, ShardRow.expires_at
 EARLIEST_FIRST = (ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
 
 IS_TICKETED = (ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None))
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenShard:
+    """A shard whose turn it is."""
+
+    shard_id: int
+    is_suspect: bool  # it runs alone: worker/store/shards/poison.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +175,7 @@ def places(session: Session, waiting: Sequence[WaitingShard]) -> dict[int, float
 
 def first(
     session: Session, *, but: Collection[int] = (), fewest: bool = True, model: str | None = None
-) -> int | None:
+) -> ChosenShard | None:
     """Return the ticketed shard that a worker of this model should run next, except those in `but`, or None.
 
     The lowest place selects the tenant. That tenant's first shard runs, and it gets the lowest place.
@@ -174,21 +185,27 @@ def first(
     function chooses the shard when a worker has room. If two workers find the same shard, the second fails
     to claim it and asks again.
     """
-    is_free = (*IS_TICKETED, may_run(model), ShardRow.id.not_in(but), BatchRow.paused_at.is_(None))
-    shard = select(ShardRow.id, ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
-    lowest = session.execute(
-        shard.where(*is_free).order_by(ShardRow.virtual_start, ShardRow.id).limit(1)
-    ).one_or_none()
-    if lowest is None:
+    found = session.execute(_first(model, fewest=fewest), {"but": list(but)}).one_or_none()
+    if found is None:
         return None
+    if found.id != found.lowest:
+        _exchange_places(session, found.id, found.lowest)
+    return ChosenShard(found.id, found.is_suspect)
+
+
+@cache
+def _first(model: str | None, *, fewest: bool) -> Select[int, bool, int]:
+    # Built once for a worker's model: each claim asks, and building it takes longer than Postgres's answer.
+    is_tried = ShardRow.id == any_(bindparam("but", type_=ARRAY(BigInteger)))
+    is_free = (*IS_TICKETED, may_run(model), ~is_tried, BatchRow.paused_at.is_(None))
+    columns = (ShardRow.id, ShardRow.is_suspect, ShardRow.tenant_id)
+    shard = select(*columns).join(BatchRow, BatchRow.id == ShardRow.batch_id).where(*is_free).limit(1)
+    lowest = shard.order_by(ShardRow.virtual_start, ShardRow.id).cte("lowest")
     order = FEWEST_FIRST if fewest else EARLIEST_FIRST
-    own = shard.where(*is_free, ShardRow.tenant_id == lowest.tenant_id).order_by(*order).limit(1)
-    chosen = session.execute(own).one_or_none()
-    if chosen is None:  # claimed in the meantime
-        return None
-    if chosen.id != lowest.id:
-        _exchange_places(session, chosen.id, lowest.id)
-    return int(chosen.id)
+    own = shard.where(ShardRow.tenant_id == lowest.c.tenant_id).order_by(*order)
+    chosen = own.correlate(lowest).lateral("chosen")
+    found = select(chosen.c.id, chosen.c.is_suspect, lowest.c.id.label("lowest"))
+    return found.select_from(lowest).join(chosen, literal(value=True))
 
 
 def _exchange_places(session: Session, one: int, other: int) -> None:

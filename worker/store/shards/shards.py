@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -11,6 +12,7 @@ from sqlalchemy import (
     DateTime,
     Interval,
     Select,
+    Update,
     and_,
     bindparam,
     case,
@@ -33,6 +35,7 @@ from worker.store.requests import attempts, copies, missing, models, partial_out
 from worker.store.requests.recording import record
 from worker.store.requests.requests import ShardRequest
 from worker.store.requests.tool_turns import keep as keep_turns
+from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
 from worker.store.rows.shards import ShardRow
@@ -117,15 +120,13 @@ def claim(
     session: Session, shard_id: int, *, worker: str, lease: timedelta, model: ServedModel | None = None
 ) -> Claim | None:
     """Claim a ready shard of a live batch for a worker of this model; return None if that cannot be done."""
-    wanted = (ShardRow.id == shard_id, models.may_run(None if model is None else model.fingerprint))
-    batch, tenant = locks.look_from_shard(session, *wanted)
+    query, taken = _to_claim(None if model is None else model.fingerprint)
+    batch, tenant = locks.look_from_shard(session, query, {"of_shard": shard_id})
     batch = None if batch is None else locks.lock_to_claim(session, batch)
     if batch is None or batch.paused_at is not None or batches.has_stopped(batch):
         return None
-    shard = session.execute(
-        _CLAIM.where(*wanted, ShardRow.state == ShardState.READY, _IS_IN_TIME),
-        {"claimed_by": worker, "lease": lease, "deadline": batch.expires_at},
-    ).one_or_none()
+    given = {"of_shard": shard_id, "claimed_by": worker, "lease": lease, "deadline": batch.expires_at}
+    shard = session.execute(taken, given).one_or_none()
     if shard is None:
         return None
     _start(session, batch, at=shard.lease_expires_at - lease)
@@ -149,6 +150,14 @@ def claim(
         model_id=None if model is None else model.id,
         lane=batch.lane,
     )
+
+
+@cache
+def _to_claim(fingerprint: str | None) -> tuple[Select[BatchRow, TenantRow | None], Update]:
+    """Return the query of a shard's batch and tenant, and the claim, for a worker of this model."""
+    # Built once: to build them takes Python longer than to run them.
+    wanted = (ShardRow.id == bindparam("of_shard"), models.may_run(fingerprint))
+    return locks.from_shard(*wanted), _CLAIM.where(*wanted, ShardRow.state == ShardState.READY, _IS_IN_TIME)
 
 
 def _start(session: Session, batch: BatchRow, *, at: datetime | None) -> None:

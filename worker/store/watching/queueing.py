@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, Double, Integer, Select, and_, bindparam, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
@@ -114,7 +115,13 @@ def capacity(session: Session, *, model: str | None = None) -> Capacity:
 
 def first_ready(session: Session, *, model: str | None, limit: int) -> list[ReadyShard]:
     """Return at most `limit` shards that a worker of this model may claim, in no order in particular."""
-    rows = session.execute(
+    return [ReadyShard(*row) for row in session.execute(_first_ready(model), {"limit": limit})]
+
+
+@cache
+def _first_ready(model: str | None) -> Select[int, float | None, bool]:
+    # Built once for a worker's model: each claim asks.
+    return (
         select(ShardRow.num_requests, cast(MEAN_OUTPUT, Double), ShardRow.fence > 0)
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
@@ -124,9 +131,8 @@ def first_ready(session: Session, *, model: str | None, limit: int) -> list[Read
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
             BatchRow.paused_at.is_(None),
         )
-        .limit(limit)
+        .limit(bindparam("limit", type_=Integer))
     )
-    return [ReadyShard(*row) for row in rows]
 
 
 def expected_output(session: Session, batch_id: str) -> float | None:

@@ -7,7 +7,7 @@ from tests.fixtures.batches import LEASE, held, result, submit
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
 from worker.store.shards import fair_share, shards, tickets
-from worker.store.shards.fair_share import SAVED_TOKENS
+from worker.store.shards.fair_share import SAVED_TOKENS, ChosenShard
 from worker.store.shards.shards import Progress
 from worker.store.tenants import tenants
 
@@ -26,9 +26,9 @@ def work(store: Store, num_shards: int, *, window: int = 4) -> list[str]:
     for _ in range(num_shards):
         issue(store, window)
         with store.transaction() as session:
-            shard_id = fair_share.first(session)
-        assert shard_id is not None
-        claimed = held(store, shard_id)
+            chosen = fair_share.first(session)
+        assert chosen is not None
+        claimed = held(store, chosen.shard_id)
         issue(store, window)
         order.append("ours" if owner(store, claimed.batch_id, "ours") else "theirs")
         results = [replace(result(r.id), num_output_tokens=r.max_tokens) for r in claimed.requests]
@@ -87,7 +87,8 @@ def test_what_was_tried_is_not_tried_again(store: Store, tried: tuple[int, ...])
     submit(store, num_requests=2, shard_size=1)
     issue(store)
     with store.transaction() as session:
-        assert fair_share.first(session, but=tried) == (len(tried) + 1 if len(tried) < 2 else None)
+        chosen = fair_share.first(session, but=tried)
+    assert chosen == (ChosenShard(len(tried) + 1, is_suspect=False) if len(tried) < 2 else None)
 
 
 def next_ones(store: Store, count: int, *, fewest: bool | None = None) -> list[int]:
@@ -96,10 +97,10 @@ def next_ones(store: Store, count: int, *, fewest: bool | None = None) -> list[i
     for number in range(count):
         issue(store)
         with store.transaction() as session:
-            shard_id = fair_share.first(session, fewest=number % 2 == 0 if fewest is None else fewest)
-        assert shard_id is not None
-        held(store, shard_id)
-        found.append(shard_id)
+            chosen = fair_share.first(session, fewest=number % 2 == 0 if fewest is None else fewest)
+        assert chosen is not None
+        held(store, chosen.shard_id)
+        found.append(chosen.shard_id)
     return found
 
 

@@ -31,10 +31,10 @@ def claims(store: Store) -> list[tuple[int, str]]:
     while True:
         with store.transaction() as session:
             tickets.issue_shards(session, window=20, reissue_after=timedelta(seconds=60))
-            shard_id = fair_share.first(session)
-        if shard_id is None:
+            chosen = fair_share.first(session)
+        if chosen is None:
             return found
-        claimed = held(store, shard_id)
+        claimed = held(store, chosen.shard_id)
         found.append((claimed.priority, prompts(claimed)))
 
 
