@@ -1,12 +1,12 @@
 """Reads batches: one, several or a page of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select, true
+from sqlalchemy import ARRAY, Select, Text, any_, bindparam, func, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.access import NOBODY
@@ -21,6 +21,9 @@ from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
 from worker.values.results import DeviceSeconds
+
+# Of batches, with what is summed up beside each: `to_view` takes a row.
+ViewQuery = Select[BatchRow, int, int, int, datetime, str | None]
 
 _OWNER = select(BatchRow.tenant_id).where(BatchRow.id == bindparam("id"))  # each poll runs it
 
@@ -172,7 +175,7 @@ def owner(session: Session, batch_id: str) -> str | None:
 
 def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
     """Return batches as they stand now, by id."""
-    found = to_views(session, views().where(BatchRow.id.in_(batch_ids)))
+    found = to_views(session, _views_by_id(), {"ids": list(batch_ids)})
     return {view.id: view for view in found}
 
 
@@ -216,7 +219,7 @@ def page_of_endpoint(
 
 
 @cache
-def views() -> Select[BatchRow, int, int, int, datetime, str | None]:
+def views() -> ViewQuery:
     """Return the query that `to_views` takes, of all batches."""
     running = (
         select(
@@ -239,11 +242,14 @@ def views() -> Select[BatchRow, int, int, int, datetime, str | None]:
     return select(*columns).select_from(BatchRow).join(running, true())
 
 
-def to_views(
-    session: Session, query: Select[BatchRow, int, int, int, datetime, str | None]
-) -> list[BatchView]:
+@cache
+def _views_by_id() -> ViewQuery:
+    return views().where(BatchRow.id == any_(bindparam("ids", type_=ARRAY(Text))))
+
+
+def to_views(session: Session, query: ViewQuery, given: Mapping[str, Any] | None = None) -> list[BatchView]:
     """Return the views of the batches that a query like `views` selects, in its order."""
-    found = [to_view(*one) for one in session.execute(query)]
+    found = [to_view(*one) for one in session.execute(query, given)]
     mixed = [view.id for view in found if view.is_mixed]
     if not mixed:
         return found

@@ -5,6 +5,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
+from sqlalchemy import bindparam
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage
@@ -47,7 +48,7 @@ class FileBatchView:
 
 def get(session: Session, batch_id: str) -> FileBatchView | None:
     """Return a batch; None: there is none, or it was not made from a file."""
-    found = session.execute(_views().where(BatchRow.id == batch_id)).one_or_none()
+    found = session.execute(_view_by_id(), {"id": batch_id}).one_or_none()
     return None if found is None else _view(*found)
 
 
@@ -66,6 +67,11 @@ def _views() -> Any:
         .add_columns(BatchFilesRow)
         .join(BatchFilesRow, BatchFilesRow.batch_id == BatchRow.id)
     )
+
+
+@cache
+def _view_by_id() -> Any:
+    return _views().where(BatchRow.id == bindparam("id"))
 
 
 def _view(

@@ -6,6 +6,7 @@ holds the batch's lock, or has just inserted it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
@@ -20,6 +21,8 @@ from worker.values.sampling import SamplingParams
 
 # Of requests that are added.
 ADDED = ("num_requests", "num_prompt_tokens", "max_output_tokens")
+# Made once: each takes longer than a query. The first is of `is_of`, the second of `Picked`.
+_PART, _PICKED = aliased(BatchModelRow, name="part"), aliased(BatchModelRow, name="picked")
 
 
 def of_requests(requests: Iterable[NewRequest], own: Model | None) -> list[Model]:
@@ -116,17 +119,17 @@ def tokenizers(session: Session, batch: BatchRow) -> set[str | None]:
     return {row.model_tokenizer for row in rows(session, [batch.id])[batch.id]}
 
 
+@cache
 def is_of(model: str, *, has_work: bool = False) -> ColumnElement[bool]:
     """Return the SQL condition of batches that this model runs, or part of which it does.
 
     These include batches that any model may run. `has_work` leaves out mixed batches without work for it.
     """
-    part = aliased(BatchModelRow)
-    those = [part.batch_id == BatchRow.id, part.model_fingerprint == model]
+    those = [_PART.batch_id == BatchRow.id, _PART.model_fingerprint == model]
     if has_work:
-        those.append(num_left(part) > 0)
+        those.append(num_left(_PART) > 0)
     own = or_(BatchRow.model_fingerprint == model, BatchRow.model_fingerprint.is_(None))
-    return case((BatchRow.is_mixed, select(part.batch_id).where(*those).exists()), else_=own)
+    return case((BatchRow.is_mixed, select(_PART.batch_id).where(*those).exists()), else_=own)
 
 
 class Picked:
@@ -136,7 +139,7 @@ class Picked:
     """
 
     def __init__(self, model: str | None) -> None:
-        self.part = aliased(BatchModelRow)
+        self.part = _PICKED
         self.joined = and_(self.part.batch_id == BatchRow.id, self.part.model_fingerprint == (model or ""))
 
     def __getitem__(self, column: InstrumentedAttribute[int]) -> ColumnElement[int]:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -173,14 +174,10 @@ def copy_in(
     """Write requests of a batch by COPY, each with its shard and digest, at consecutive positions."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
-    given, written = None, None  # requests of a file mostly share their parameters
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
         for position, (request, shard_id, digest) in enumerate(
             zip(requests, shard_ids, digests, strict=True), first_position
         ):
-            if request.params is not given:
-                given = request.params
-                written = None if given is None else json.dumps(given.to_json())
             copy.write_row(
                 (
                     batch_id,
@@ -191,7 +188,7 @@ def copy_in(
                     request.prompt,
                     None if request.inputs is None else Jsonb(request.inputs),
                     request.add_special_tokens,
-                    written,
+                    None if request.params is None else _written(request.params),
                     request.is_streamed,
                     request.max_tokens,
                     request.num_prompt_tokens,
@@ -213,6 +210,11 @@ def copy_in(
     }
     if timed:
         timeouts.note(session, timed)
+
+
+@lru_cache(maxsize=1024)  # requests mostly share their parameters
+def _written(params: Params) -> str:
+    return json.dumps(params.to_json())
 
 
 def _to_text(kept: ToolLoop | Expected) -> str:

@@ -5,12 +5,25 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import ColumnElement, Float, Integer, cast, func, literal_column, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    Integer,
+    Select,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+)
 from sqlalchemy.orm import Session
 
 from worker.contract.states import LIVE_STATUSES, BatchStatus, ShardState
-from worker.store.batches.batch_views import BatchView, to_views, views
+from worker.store.batches.batch_views import BatchView, ViewQuery, to_views, views
 from worker.store.requests import batch_models
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
@@ -22,6 +35,8 @@ from worker.values.requests import RequestKind
 LEARNED_FROM_BATCHES = 20
 RESULTS_A_BATCH = 64
 LEARNED_FROM_OUTCOMES = 100
+
+_WEIGHTS = select(TenantRow.id, TenantRow.weight).where(TenantRow.weight != 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +68,14 @@ class Backlog:
 
 def last_end(session: Session, *, model: str | None = None) -> datetime | None:
     """Return when a batch last ended: until the next one ends, what is learned here stays the same."""
-    return session.scalar(
-        select(func.max(BatchRow.finished_at)).where(
-            BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model)
-        )
-    )
+    return session.scalar(_last_end(model))
+
+
+# The queries of each poll are built once for a model: to build one takes Python longer than to run it.
+@cache
+def _last_end(model: str | None) -> Select[datetime | None]:
+    has_ended = (BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None))
+    return select(func.max(BatchRow.finished_at)).where(*has_ended, _is_of(model))
 
 
 def recent_outputs(session: Session, *, model: str | None = None) -> list[list[SeenOutput]]:
@@ -138,14 +156,17 @@ def live_batches(session: Session, *, limit: int, model: str | None = None) -> l
 
     Of a mixed batch, it returns the part that `model` has to run.
     """
-    query = (
-        views().where(*_has_work(model)).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
-    )
-    found = to_views(session, query)
+    found = to_views(session, _live_batches(model), {"limit": limit})
     if model is None:
         return found
     own = (one for view in found for one in view.by_model())
     return [view for view in own if view.model_fingerprint in {None, model}]
+
+
+@cache
+def _live_batches(model: str | None) -> ViewQuery:
+    order = (BatchRow.priority.desc(), BatchRow.created_at)
+    return views().where(*_has_work(model)).order_by(*order).limit(bindparam("limit", type_=Integer))
 
 
 def backlog(session: Session, *, model: str | None = None) -> Backlog:
@@ -174,8 +195,7 @@ def backlog(session: Session, *, model: str | None = None) -> Backlog:
 
 def tenant_weights(session: Session) -> dict[str, float]:
     """Return the weights of tenants whose weight is not 1, by tenant id."""
-    found = session.execute(select(TenantRow.id, TenantRow.weight).where(TenantRow.weight != 1))
-    return {tenant_id: float(weight) for tenant_id, weight in found}
+    return {tenant_id: float(weight) for tenant_id, weight in session.execute(_WEIGHTS)}
 
 
 def _has_work(model: str | None) -> tuple[ColumnElement[bool], ...]:

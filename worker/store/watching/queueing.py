@@ -5,7 +5,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, Integer, Select, and_, bindparam, cast, func, or_, select
+from sqlalchemy import DateTime, Double, Integer, Select, Text, and_, bindparam, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
@@ -72,15 +72,25 @@ def ahead_of(
 
     `batch_id=None` means a batch that would be submitted now; `model=None` one that any worker may run.
     """
+    query = _ahead_of(model, has_deadline=expires_at is not None, is_new=batch_id is None)
+    given = {"its_priority": priority, "its_end": expires_at, "its_id": batch_id}
+    return Ahead(*map(int, session.execute(query, given).one()))
+
+
+# The queries of polls and claims are built once for a model: to build one takes Python longer than to run it.
+@cache
+def _ahead_of(model: str | None, *, has_deadline: bool, is_new: bool) -> Select[int, int]:
+    priority = bindparam("its_priority", type_=Integer)
+    its_end = bindparam("its_end", type_=DateTime(timezone=True))
+    its_id = bindparam("its_id", type_=Text)
     goes_first = BatchRow.priority > priority
     same = BatchRow.priority == priority
-    if expires_at is None:
-        earlier: ColumnElement[bool] = BatchRow.expires_at.is_not(None)
-        level: ColumnElement[bool] = BatchRow.expires_at.is_(None)
+    if has_deadline:
+        earlier, level = BatchRow.expires_at < its_end, BatchRow.expires_at == its_end
     else:
-        earlier, level = BatchRow.expires_at < expires_at, BatchRow.expires_at == expires_at
-    if batch_id is not None:
-        created_at = select(BatchRow.created_at).where(BatchRow.id == batch_id).scalar_subquery()
+        earlier, level = BatchRow.expires_at.is_not(None), BatchRow.expires_at.is_(None)
+    if not is_new:
+        created_at = select(BatchRow.created_at).where(BatchRow.id == its_id).scalar_subquery()
         level = and_(level, BatchRow.created_at < created_at)
     its = batch_models.Picked(model)
     counted = (
@@ -95,22 +105,23 @@ def ahead_of(
     )
     if model is not None:
         counted = counted.where(batch_models.is_of(model, has_work=True))
-    if batch_id is not None:
-        counted = counted.where(BatchRow.id != batch_id)
-    return Ahead(*map(int, session.execute(counted).one()))
+    return counted if is_new else counted.where(BatchRow.id != its_id)
 
 
 def capacity(session: Session, *, model: str | None = None) -> Capacity:
     """Count the live gpu workers that serve a model; `model=None`: all of them."""
-    serves = is_live(GPU_QUEUE, model)
-    ready, loading, everybody = session.execute(
-        select(
-            func.count().filter(serves, WorkerRow.slots > 0),
-            func.count().filter(serves, WorkerRow.slots == 0),
-            func.count(),
-        ).where(is_live(GPU_QUEUE))
-    ).one()
+    ready, loading, everybody = session.execute(_capacity(model)).one()
     return Capacity(ready, loading, everybody - ready - loading)
+
+
+@cache
+def _capacity(model: str | None) -> Select[int, int, int]:
+    serves = is_live(GPU_QUEUE, model)
+    counts = (
+        func.count().filter(serves, WorkerRow.slots > 0),
+        func.count().filter(serves, WorkerRow.slots == 0),
+    )
+    return select(*counts, func.count()).where(is_live(GPU_QUEUE))
 
 
 def first_ready(session: Session, *, model: str | None, limit: int) -> list[ReadyShard]:
@@ -120,7 +131,6 @@ def first_ready(session: Session, *, model: str | None, limit: int) -> list[Read
 
 @cache
 def _first_ready(model: str | None) -> Select[int, float | None, bool]:
-    # Built once for a worker's model: each claim asks.
     return (
         select(ShardRow.num_requests, cast(MEAN_OUTPUT, Double), ShardRow.fence > 0)
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)

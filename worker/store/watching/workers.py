@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -74,8 +75,12 @@ def count(session: Session, queue: str, *, model: str | None = None) -> int:
 
 def infos(session: Session, queue: str, *, model: str | None = None) -> list[dict[str, Any]]:
     """Return the info of each live worker of a queue, in the order of their starts."""
-    chosen = select(WorkerRow.info).where(is_live(queue, model)).order_by(WorkerRow.started_at)
-    return list(session.scalars(chosen))
+    return list(session.scalars(_infos(queue, model)))
+
+
+@cache
+def _infos(queue: str, model: str | None) -> Select[dict[str, Any]]:
+    return select(WorkerRow.info).where(is_live(queue, model)).order_by(WorkerRow.started_at)
 
 
 def live(session: Session, queue: str | None = None) -> list[LiveProcess]:
