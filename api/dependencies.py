@@ -35,6 +35,8 @@ from worker.store.database.session import Store
 from worker.telemetry import add_to_work
 from worker.values.parsing import Family
 
+MAX_OWNERS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -51,6 +53,7 @@ class Services:
     blobs: BlobStore
     traffic: Traffic
     buckets: Buckets = field(default_factory=Buckets)
+    owners: dict[str, str] = field(default_factory=dict)  # tenants of batches that operators asked for
     operator: str | None = None  # who acts on another tenant's batch, as the audit log names them
 
     def read_forecaster(self, model: str | None) -> Forecaster:
@@ -194,7 +197,7 @@ async def services_of_batch(
     own = await _services(deployment, caller)
     if Scope.DEPLOYMENT not in caller.scopes:
         return own
-    owner = await run_in_threadpool(_owner, deployment, batch_id)
+    owner = deployment.owners.get(batch_id) or await run_in_threadpool(_owner, deployment, batch_id)
     if not owner or owner == caller.tenant_id:
         return own
     return replace(own, store=deployment.store.of_tenant(owner), operator=caller.actor)
@@ -202,7 +205,12 @@ async def services_of_batch(
 
 def _owner(deployment: Services, batch_id: str) -> str | None:
     with deployment.store.look() as session:
-        return batch_views.owner(session, batch_id)
+        owner = batch_views.owner(session, batch_id)
+    if owner:  # a batch keeps its owner, and polls ask again and again
+        if len(deployment.owners) >= MAX_OWNERS:
+            deployment.owners.clear()
+        deployment.owners[batch_id] = owner
+    return owner
 
 
 # The services of routes of one batch: an operator may use them for any tenant's.

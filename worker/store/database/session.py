@@ -1,17 +1,20 @@
 """Provide connections and transactions: the product's only commit and its only filter by tenant."""
 
 import copy
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import Any, Self
 
 import psycopg
 from sqlalchemy import create_engine, event
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.engine import Connection, Dialect, Engine
+from sqlalchemy.exc import InterfaceError, InternalError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.prices import FREE, Prices
@@ -33,6 +36,9 @@ SESSION_OPTIONS = {
 }
 # Limit between two statements: other workers wait for the locks of one that was stopped or cut off.
 IDLE_SECONDS = 5.0
+# A pooled connection that was used so lately is taken to be alive; Postgres takes longer to start again.
+TRUSTED_SECONDS = 1.0
+USED_AT = "used_at"
 KEEPALIVES: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -69,7 +75,6 @@ class Store:
             url,
             pool_size=pool_size,
             max_overflow=max_overflow,
-            pool_pre_ping=True,
             pool_timeout=10,
             hide_parameters=True,  # prompts and outputs do not belong in a log
             connect_args={
@@ -79,6 +84,9 @@ class Store:
                 **of_connection,
             },
         )
+        event.listen(self.engine, "connect", _was_used)
+        event.listen(self.engine, "checkin", _was_used)
+        event.listen(self.engine, "checkout", partial(_check_unless_used_lately, self.engine.dialect))
         if has_pooler:
             event.listen(self.engine, "begin", partial(_begin, options, transaction_seconds))
         elif transaction_seconds is not None:
@@ -127,6 +135,22 @@ class Store:
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+
+def _was_used(_connection: Any, record: ConnectionPoolEntry) -> None:
+    record.info[USED_AT] = time.monotonic()
+
+
+def _check_unless_used_lately(
+    dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _pooled: object
+) -> None:
+    """Have the pool replace its connections if Postgres has ended this one. To ask is a round trip."""
+    if time.monotonic() - record.info.get(USED_AT, -inf) < TRUSTED_SECONDS:
+        return
+    try:
+        dialect.do_ping(connection)
+    except psycopg.Error as error:
+        raise InvalidatePoolError from error
 
 
 def _begin(options: dict[str, str], seconds: float | None, connection: Connection) -> None:
