@@ -16,7 +16,7 @@ def show_end(view: TaskView, ending: Ending, store: Store) -> None:
     if held is None or ending is Ending.NOTHING_TO_DO:
         return
     try:
-        with store.transaction() as session:
+        with store.look() as session:
             end = ends.look(session, held.shard_id, held.batch_id)
     except DATABASE_AWAY:
         end = None
