@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from api import dependencies
 from api.main import create_app
 from tests.fixtures.access import bearer, make_key
 from worker.contract.access import Scope
@@ -48,6 +49,20 @@ def test_an_operator_controls_any_tenants_batch_and_the_log_says_so(client: Test
     assert client.get(path, headers=operator).status_code == 404
     acted = ("pause", "resume", "cancel_request", "cancel", "retry", "delete")
     assert acts(store, "ours") == [(f"batch.{act}", batch_id) for act in acted]
+
+
+def test_an_operator_finds_batches_of_several_tenants_again(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dependencies, "MAX_OWNERS", 1)
+    operator = headers(store, "default", Scope.DEPLOYMENT)
+    tenants = {}
+    for tenant in ("ours", "theirs"):
+        own = headers(store, tenant, Scope.SUBMIT)
+        tenants[client.post("/v1/batch/async", headers=own, json=BATCH).json()["batch_id"]] = tenant
+    for batch_id, tenant in [*tenants.items()] * 2:
+        for _ in range(2):
+            assert client.get(f"/v1/batch/{batch_id}", headers=operator).json()["tenant"] == tenant
 
 
 def test_what_a_tenant_does_to_its_own_batch_is_not_in_the_log(client: TestClient, store: Store) -> None:

@@ -254,4 +254,5 @@ class Engine:
         if self.wait_seconds != 0:
             self._meter.rest()
             self._speculation.rest()
+            self._runner.rest()
         return output

@@ -1,7 +1,8 @@
 """Fits the number of engine threads on a CPU to the cores that other programs leave free.
 
 An operator ends when its slowest thread ends, and a thread that shares its core with another program is slow.
-So two threads beside one busy process do less than one thread does. Linux only: elsewhere the number stays.
+So two threads beside one busy process do less than one thread does. What others did while the engine had no
+work says little of what they do now, so that time does not count. Linux only: elsewhere the number stays.
 """
 
 import os
@@ -50,26 +51,45 @@ class FreeCores:
         self._read = read or read_cpu_times
         self._clock = clock
         self._others: float | None = None  # cores that other programs use, smoothed
-        self._looked_at = clock()
+        # Since the last look, without rests: its time, and the time that others have used.
+        self._elapsed = self._used = 0.0
+        self._counted_at: float | None = clock()  # None: the engine rests
         self._times = self._read()
 
     def adapt(self) -> None:
         """Look at what others use, unless the last look was a moment ago, and set the number of threads."""
+        if self._times is None:
+            return
         now = self._clock()
-        elapsed = now - self._looked_at
-        if self._times is None or elapsed < LOOK_SECONDS:
+        if self._counted_at is None:
+            self._counted_at, self._times = now, self._read()
+        if self._elapsed + now - self._counted_at < LOOK_SECONDS:
             return
-        before, times = self._times, self._read()
-        self._looked_at, self._times = now, times
-        if times is None:
+        self._count(now)
+        if self._times is None:
             return
-        others = (times.machine - before.machine - (times.own - before.own)) / elapsed
+        others = self._used / self._elapsed
+        self._elapsed = self._used = 0.0
         self._others = others if self._others is None else (self._others + others) / 2
         # Others may use cores that a quota keeps from us anyway.
         num_threads = self._fitting(min(self._quota, self._num_cores - self._others))
         if num_threads != self.num_threads:
             self.num_threads = num_threads
             torch.set_num_threads(num_threads)
+
+    def rest(self) -> None:
+        """Leave out the time until the next `adapt`, as there is no work."""
+        if self._counted_at is not None:
+            self._count(self._clock())
+            self._counted_at = None
+
+    def _count(self, now: float) -> None:
+        """Add the time since it was last counted, and what others have used of it."""
+        before, times = self._times, self._read()
+        if before is not None and times is not None and self._counted_at is not None:
+            self._elapsed += now - self._counted_at
+            self._used += times.machine - before.machine - (times.own - before.own)
+        self._counted_at, self._times = now, times
 
     def _fitting(self, free: float) -> int:
         """Return the number of threads for this many free cores."""

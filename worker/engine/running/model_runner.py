@@ -151,6 +151,11 @@ class ModelRunner:
                 raise
             raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "out of memory") from error
 
+    def rest(self) -> None:
+        """Record that there is no work."""
+        if self._cores is not None:
+            self._cores.rest()
+
     def _execute(self, plan: StepPlan) -> Chosen:
         if self._cores is not None:
             self._cores.adapt()

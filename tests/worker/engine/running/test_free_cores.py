@@ -45,6 +45,12 @@ class Machine:
         assert torch.get_num_threads() == self.cores.num_threads
         return self.cores.num_threads
 
+    def sleep(self, others: float, *, seconds: float) -> None:
+        """Let time pass without work."""
+        self.cores.rest()
+        self.now += seconds
+        self.total += others * seconds
+
 
 @pytest.mark.parametrize(
     ("others", "threads"), [(0.0, 4), (0.4, 4), (0.6, 3), (1.0, 3), (2.0, 2), (3.0, 1), (3.9, 1), (9.0, 1)]
@@ -75,6 +81,29 @@ def test_a_load_between_the_two_limits_changes_nothing() -> None:
 def test_its_own_work_is_no_reason_to_give_way() -> None:
     torch.set_num_threads(4)
     assert Machine(4).run(0.0, own=4.0) == 4
+
+
+def test_what_others_use_while_there_is_no_work_does_not_count() -> None:
+    torch.set_num_threads(4)
+    machine = Machine(4)
+    assert machine.run(0.0) == 4
+    machine.sleep(3.0, seconds=60)
+    assert machine.run(0.0, seconds=LOOK_SECONDS) == 4
+    machine.sleep(0.0, seconds=60)
+    assert machine.run(3.0) == 1
+
+
+def test_short_work_between_rests_adds_up_to_a_look() -> None:
+    torch.set_num_threads(4)
+    machine = Machine(4)
+    for _ in range(40):
+        machine.sleep(0.0, seconds=2.0)
+        machine.cores.adapt()
+        machine.now += LOOK_SECONDS / 5
+        machine.own += LOOK_SECONDS / 5
+        machine.total += 4 * LOOK_SECONDS / 5
+        machine.cores.adapt()
+    assert machine.cores.num_threads == 1
 
 
 def test_what_others_use_does_not_count_against_a_quota() -> None:
