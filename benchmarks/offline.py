@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.workloads import WorkItem, read_workload, shifted
 from worker.engine.engine import Engine
+from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.config import DTYPES, EngineConfig
 from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import GenerationRequest
@@ -41,6 +42,22 @@ def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
                 raise RuntimeError(
                     f"request {index} ended early: {completion.error or completion.finish_reason}"
                 )
+    return outputs
+
+
+def run_together(thread: EngineThread, items: Sequence[WorkItem]) -> list[list[int]]:
+    """Do as `run_workload`, on the threads that a worker has for its engine."""
+    requests = [
+        GenerationRequest(
+            index, item.prompt_ids, SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True)
+        )
+        for index, item in enumerate(items)
+    ]
+    submission = thread.submit(requests)
+    outputs: list[list[int]] = [[] for _ in items]
+    while not submission.is_done:
+        for completion in submission.take(timeout=60.0, least=len(items)):
+            outputs[int(str(completion.id))] = list(completion.token_ids)
     return outputs
 
 

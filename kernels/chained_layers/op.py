@@ -44,8 +44,7 @@ class Layers:
     """Layers that run one after the other on a Step's rows, the last of them up to its attention."""
 
     __slots__ = (
-        "_caches",
-        "_table",
+        "_known",
         "angle_shapes",
         "depth",
         "eps",
@@ -76,15 +75,15 @@ class Layers:
         self.angle_shapes = {tuple(layer.angles.shape[1:]) for layer in layers}
         norms = layers[0].norms
         self.head_eps = 0.0 if norms is None else norms.eps
-        self._caches: Sequence[LayerCache] = ()
-        self._table = torch.empty(0)
+        self._known: tuple[Sequence[LayerCache], Tensor] = ((), torch.empty(0))
 
     def table(self, caches: Sequence[LayerCache]) -> Tensor:
         """Return the numbers of all layers with their caches; the same list of caches must not change."""
-        if caches is not self._caches:
+        known = self._known
+        if caches is not known[0]:
             lines = [_numbers(layer, cache) for layer, cache in zip(self.layers, caches, strict=True)]
-            self._table, self._caches = torch.tensor(lines), caches
-        return self._table
+            known = self._known = caches, torch.tensor(lines)
+        return known[1]
 
 
 def run_layers(
@@ -114,8 +113,9 @@ def run_layers(
     zeros, attended = torch.zeros(num_zeros, dtype=torch.int64), torch.empty(num_rows, num_heads * head_dim)
     _memory, parts = _scratch(layers, attended.nbytes, rows, num_parts, head_dim)
     query, heads, maxima, products, levels, edge = parts
+    lines = layers.table(caches)  # kept: another thread may replace it meanwhile
     call = LayersCall(
-        layers.table(caches).data_ptr(),
+        lines.data_ptr(),
         len(layers.layers),
         table.data_ptr(),
         len(pieces),

@@ -2,7 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Condition
 
 from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.models.checkpoint import read_eos_token_ids
@@ -31,6 +33,17 @@ from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.outcomes import FinishReason
 from worker.values.step_costs import StepCosts
+
+
+@contextmanager
+def _outside(guard: Condition) -> Iterator[None]:
+    """Let other threads have the guard meanwhile."""
+    guard.notify_all()
+    guard.release()
+    try:
+        yield
+    finally:
+        guard.acquire()
 
 
 class Engine:
@@ -87,11 +100,23 @@ class Engine:
         counts_work = config.speculates and config.device == "cpu"
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences, counts_work=counts_work)
         self._steps = StepPipeline(self._runner, self._meter)
+        self.steps_at_once = self._most_steps_at_once()
         arrivals = itertools.count(1)
         self._generations = Generations(
             info, self.tokenizer, self.grammars, eos_token_ids, self._scheduler, arrivals
         )
         self._readings = ReadingQueue(config, info, self.tokenizer, self._scheduler, arrivals, clock)
+
+    def _most_steps_at_once(self) -> int:
+        """Return into how many Steps the threads of a CPU divide without a rest, if Steps can be divided."""
+        config, num_threads = self.config, self._runner.num_threads or 1
+        can_divide = (
+            self._runner.is_one_region
+            and not config.speculates
+            and config.latency_target_seconds is None
+            and config.batch_policy.name == "continuous"
+        )
+        return next((count for count in (2, 3) if can_divide and num_threads % count == 0), 1)
 
     @property
     def model_info(self) -> ModelInfo:
@@ -168,13 +193,41 @@ class Engine:
         """Return `time.monotonic()` at the first start of an open generation; None before it."""
         return self._generations.started_at(request_id)
 
-    def step(self) -> StepOutput:
+    @property
+    def is_running(self) -> bool:
+        """True while Steps of other threads run."""
+        return self._scheduler.num_steps > 0
+
+    @property
+    def can_step(self) -> bool:
+        """True if `step` has something to do; False while all that is left is in Steps that run."""
+        if self._scheduler.num_steps:
+            return self.can_step_beside
+        return self.has_unfinished
+
+    @property
+    def can_step_beside(self) -> bool:
+        """True if a Step runs that another one can run beside."""
+        num_steps = self._scheduler.num_steps
+        return (
+            0 < num_steps < self.steps_at_once
+            and self._scheduler.rows_beside(self.steps_at_once) > 0
+            and self._scheduler.has_others
+        )
+
+    def step(self, guard: Condition | None = None) -> StepOutput:
         """Run one Step over the requests that fit in it; return new tokens and outcomes.
 
-        With nothing to run it only returns outcomes.
+        With nothing to run it only returns outcomes. With a `guard`, which the caller holds, up to
+        `steps_at_once` threads may call it at once: it is released while the model runs.
         """
         self._meter.resume()
         self._readings.release()
+        if guard is not None and self.steps_at_once > 1:
+            most = self._scheduler.rows_beside(self.steps_at_once)
+            if most:
+                self._step_beside(most, guard)
+                return self._collect()
         plan = self._scheduler.schedule()
         limit, num_waiting = self._scheduler.limits.max_tokens, self._scheduler.num_waiting
         plan = self._speculation.extend(plan, limit, others_wait=num_waiting > 0)
@@ -189,6 +242,32 @@ class Engine:
             self._generations.end_read(plan)
             self._take(self._steps.finish(waits=self._speculation.waits_for(plan)))
         return self._collect()
+
+    def _step_beside(self, most: int, guard: Condition) -> None:
+        """Run a Step of at most so many Sequences, while another thread may run one of the others."""
+        plan = self._scheduler.schedule(most)
+        if not plan.entries:
+            if self._scheduler.num_steps:
+                guard.wait()
+            return
+        self._scheduler.begin(plan)
+        self._meter.begin_beside(plan)
+        try:
+            chosen = self._runner.execute_beside(plan, self.steps_at_once, _outside(guard))
+        except OutOfMemoryError:
+            self.steps_at_once = 1
+            return
+        finally:
+            seconds = self._meter.end_beside(plan, most)
+            self._scheduler.end(plan)
+            guard.notify_all()
+        self._scheduler.took(plan, seconds)
+        self._scheduler.advance(plan)
+        self._readings.end(plan)
+        self._generations.end_read(plan)
+        self._readings.charged(plan)
+        self._generations.take(chosen.sequences, chosen.tokens())
+        self._generations.charged(plan)
 
     def clear_prefix_cache(self) -> None:
         """Forget the contents of cached Blocks; running Sequences keep theirs."""

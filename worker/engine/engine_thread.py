@@ -66,6 +66,9 @@ class EngineThread:
         self._is_closed = False
         self._must_clear = False  # clear the prefix cache before the next Step
         self._drain_deadline: float | None = None
+        self._guard = threading.Condition(threading.Lock())  # who holds it may use the engine
+        self._error: BaseException | None = None  # that a Step has raised
+        self._is_over = False
         self._busy_since: float | None = None  # time of the last completed Step; None while idle
         # Open requests of each Submission; used by the engine's thread only.
         self._open: dict[Submission[Any], set[Hashable]] = {}
@@ -234,16 +237,52 @@ class EngineThread:
             self._loaded.set()
             return
         self._loaded.set()
+        others = [
+            threading.Thread(target=self._run_beside, args=(engine,), name=f"engine-{number}", daemon=True)
+            for number in range(2, engine.steps_at_once + 1)
+        ]
+        for thread in others:
+            thread.start()
+        with self._guard:
+            self._run_steps(engine)
+            self._is_over = True
+            self._guard.notify_all()
+        for thread in others:
+            thread.join()
+        if self._error is None:
+            self._end(EngineStoppedError("the engine stopped before every request had its outcome"), None)
+        else:
+            self._end(EngineFailedError(f"the engine failed: {self._error}"), self._error)
+
+    def _run_steps(self, engine: Engine) -> None:
+        """Run Steps until the thread is stopped or a Step has failed."""
         try:
-            while self._receive(engine):
-                if engine.has_unfinished:
-                    self._deliver(engine.step())
-                    self._busy_since = time.monotonic()
+            while self._error is None and self._receive(engine):
+                if engine.can_step:
+                    self._step(engine)
+                elif engine.is_running:
+                    self._guard.wait()
         except BaseException as error:
             logger.exception("the engine failed")
-            self._end(EngineFailedError(f"the engine failed: {error}"), error)
-        else:
-            self._end(EngineStoppedError("the engine stopped before every request had its outcome"), None)
+            self._error = self._error or error
+
+    def _run_beside(self, engine: Engine) -> None:
+        """Run Steps beside those of the engine's first thread, until it ends."""
+        with self._guard:
+            try:
+                while not (self._is_over or self._error):
+                    if engine.can_step_beside:
+                        self._step(engine)
+                    else:
+                        self._guard.wait()
+            except BaseException as error:
+                logger.exception("the engine failed")
+                self._error = self._error or error
+                self._guard.notify_all()
+
+    def _step(self, engine: Engine) -> None:
+        self._deliver(engine.step(self._guard))
+        self._busy_since = time.monotonic()
 
     def _receive(self, engine: Engine) -> bool:
         """Apply orders from other threads, sleeping while there is no work; return False to end the loop."""

@@ -76,6 +76,11 @@ class Decoder:
             residual = residual.index_select(0, step.output_rows)
         return self._end(x, residual)
 
+    @property
+    def is_one_region(self) -> bool:
+        """Whether all layers up to the last attention are one parallel region on a CPU."""
+        return self._to_last_attention.is_one_region
+
     def embedded(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings of tokens, float32 [num_tokens, hidden], without the model's scale."""
         return self._embedding(token_ids)

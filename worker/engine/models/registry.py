@@ -26,6 +26,10 @@ from worker.engine.requests.errors import CheckpointError, UnsupportedModelError
 class LoadedModel(Protocol):
     """Interface of a loaded model, as the model runner uses it."""
 
+    @property
+    def is_one_region(self) -> bool:
+        """Whether nearly all of it is one parallel region on a CPU, which holds no lock of Python."""
+
     def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
         """Run a Step and return the final hidden states [num_outputs, hidden] of its output rows."""
 

@@ -33,7 +33,7 @@ class CpuTimes(NamedTuple):
 
 
 class FreeCores:
-    """Sets torch's number of threads for the thread that calls `adapt` before each Step."""
+    """Sets torch's number of threads for a thread that calls `adapt` before each of its Steps."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class FreeCores:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_threads = most
-        self._most = most
+        self.most = most
         self._num_cores = num_cores or count_cores()
         self._quota = quota or read_quota()
         self._read = read or read_cpu_times
@@ -56,8 +56,17 @@ class FreeCores:
         self._counted_at: float | None = clock()  # None: the engine rests
         self._times = self._read()
 
-    def adapt(self) -> None:
-        """Look at what others use, unless the last look was a moment ago, and set the number of threads."""
+    def adapt(self, num_steps: int = 1) -> None:
+        """Set the number of threads of a Step, one of so many that run at once.
+
+        It first looks at what others use, unless the last look was a moment ago.
+        """
+        self._look()
+        num_threads = max(1, self.num_threads // num_steps)
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+
+    def _look(self) -> None:
         if self._times is None:
             return
         now = self._clock()
@@ -72,10 +81,7 @@ class FreeCores:
         self._elapsed = self._used = 0.0
         self._others = others if self._others is None else (self._others + others) / 2
         # Others may use cores that a quota keeps from us anyway.
-        num_threads = self._fitting(min(self._quota, self._num_cores - self._others))
-        if num_threads != self.num_threads:
-            self.num_threads = num_threads
-            torch.set_num_threads(num_threads)
+        self.num_threads = self._fitting(min(self._quota, self._num_cores - self._others))
 
     def rest(self) -> None:
         """Leave out the time until the next `adapt`, as there is no work."""
@@ -94,7 +100,7 @@ class FreeCores:
     def _fitting(self, free: float) -> int:
         """Return the number of threads for this many free cores."""
         keep, grow = int(free + 1 - SHARE_TO_KEEP), int(free + 1 - SHARE_TO_GROW)
-        return max(1, min(self._most, max(min(self.num_threads, keep), grow)))
+        return max(1, min(self.most, max(min(self.num_threads, keep), grow)))
 
 
 def read_cpu_times() -> CpuTimes | None:

@@ -1,7 +1,9 @@
 """Owns the device's weights and KV cache, and turns StepPlans into chosen tokens."""
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Sequences
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,7 +56,7 @@ EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
 
 
 class ModelRunner:
-    """Loads a checkpoint and runs Steps on it; the thread that built it must call it."""
+    """Loads a checkpoint and runs Steps on it; the thread that built it must call all but `execute_beside`."""
 
     _gpu: "GpuSteps | None" = None
     num_padding = 0  # padding rows of the last Step
@@ -133,6 +135,16 @@ class ModelRunner:
             has_trees=self.medusa is not None,
         )
 
+    @property
+    def num_threads(self) -> int | None:
+        """The most threads of a Step on a CPU; None on a GPU."""
+        return None if self._cores is None else self._cores.most
+
+    @property
+    def is_one_region(self) -> bool:
+        """Whether nearly all of a Step is one parallel region, which holds no lock of Python."""
+        return self._cores is not None and self._model.is_one_region
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Chosen:
         """Start a Step and return each sampled Sequence's next token.
@@ -144,12 +156,23 @@ class ModelRunner:
             OutOfMemoryError: the Step was too large. Everything computed before it is kept.
 
         """
-        try:
+        with _memory_watched():
             return self._execute(plan)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "out of memory") from error
+
+    @torch.inference_mode()
+    def execute_beside(self, plan: StepPlan, count: int, outside: AbstractContextManager[None]) -> Chosen:
+        """Do as `execute` on a CPU, for one of `count` Steps that run at once, on its share of the threads.
+
+        Another thread may call it while the model runs, which is done in the context `outside`.
+        """
+        with _memory_watched():
+            if self._cores is not None:
+                self._cores.adapt(count)
+            step = self._input_builder.build(plan, None)
+            placed = self._placement.place(step)
+            with outside:
+                hidden = self._read_rows(step, self._model.forward(placed, self._kv_cache))
+                return kept(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
 
     def rest(self) -> None:
         """Record that there is no work."""
@@ -237,6 +260,17 @@ class ModelRunner:
         sampling = build_sampling_input(sequences, ahead)
         chosen, found = iter(_choose_on_host(logits, sequences, ahead, sampling)), iter(greedy)
         return [next(chosen if needs else found) for needs in needs_logits]
+
+
+@contextmanager
+def _memory_watched() -> Iterator[None]:
+    """Raise OutOfMemoryError for an error that says so."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "out of memory") from error
 
 
 def _kv_cache_bytes(config: EngineConfig) -> int | None:

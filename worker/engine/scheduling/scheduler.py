@@ -14,12 +14,15 @@ from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.admission.fair_shares import FairShares
 from worker.engine.scheduling.batch_gate import BatchGate
 from worker.engine.scheduling.block_pool import BlockPool
+from worker.engine.scheduling.giving_way import least, order
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.scheduling.prefix_cache import extend_hashes
 from worker.engine.scheduling.step_limits import StepLimits
 from worker.engine.scheduling.turns import Turn, Turns
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.values.outcomes import FinishReason
+
+LEAST_ROWS = int(__import__("os").environ.get("LEAST", "8"))
 
 
 class Scheduler:
@@ -55,6 +58,8 @@ class Scheduler:
         self._running: list[Sequence] = []  # urgent ones first, then by arrival
         self._urgent: list[tuple[int, Sequence]] = []  # waiting ones, a heap by arrival
         self._max_urgent = max(1, max_num_sequences // 2)
+        self.num_steps = 0  # that have begun and not ended
+        self._leaving: list[Sequence] = []  # finished ones that a Step still holds
         self._must_make_room = False  # an urgent Sequence waits for running ones to end
         self._turns = Turns()
         self._num_waiting = 0  # the policy may also hold cancelled Sequences
@@ -82,7 +87,7 @@ class Scheduler:
     @property
     def wait_seconds(self) -> float | None:
         """Seconds until a Step may have work; None: nothing runs and nothing waits."""
-        if self._running or self._num_waiting > self._num_waiting_behind_gate:
+        if self._running or self.num_steps or self._num_waiting > self._num_waiting_behind_gate:
             return 0.0
         return self._gate.wait_seconds(self._num_waiting) if self._num_waiting else None
 
@@ -92,21 +97,55 @@ class Scheduler:
             self._extend_hashes(sequence)
         self._enqueue(sequence)
 
-    def schedule(self) -> StepPlan:
-        """Return the next Step's plan, with Blocks allocated for every token in it."""
+    def rows_beside(self, num_steps: int) -> int:
+        """Return the most Sequences of each Step if so many run at once; 0: only one may run now."""
+        expected = min(self.limits.max_num_sequences, len(self._running) + self._num_waiting)
+        if expected < LEAST_ROWS * num_steps or self._urgent:
+            return 0
+        is_plain = not any(one.is_urgent or one.is_alone for one in self._running)
+        return -(-expected // num_steps) if is_plain else 0
+
+    @property
+    def has_others(self) -> bool:
+        """True if a Step may find a Sequence that is in no other Step."""
+        return self._num_waiting > 0 or any(not one.is_in_step for one in self._running)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Keep a Step's Sequences as they are until `end`, while others are planned."""
+        self.num_steps += 1
+        for entry in plan.entries:
+            entry.sequence.is_in_step = True
+
+    def end(self, plan: StepPlan) -> None:
+        """Let other Steps have the Sequences of a Step that has ended."""
+        self.num_steps -= 1
+        for entry in plan.entries:
+            entry.sequence.is_in_step = False
+        for sequence in [one for one in self._leaving if not one.is_in_step]:
+            self._leaving.remove(sequence)
+            self._release(sequence)
+
+    def schedule(self, most: int | None = None) -> StepPlan:
+        """Return the next Step's plan, with Blocks allocated for every token in it.
+
+        It leaves out the Sequences of Steps between `begin` and `end`. `most` is that of `rows_beside`; the
+        Step has its share of the tokens too. None: it runs alone.
+        """
         preemptions = self.stats.preemptions
         self._admit_urgent()
-        turn = self._turns.next(self._running, self._admission.few)
-        entries = self._share_out(turn)
-        if self._running and not entries:  # the Sequence to run alone got no Block; the first always does
+        turn = self._turns.next(self._running, self._few)
+        size = self._size(most)
+        entries = self._share_out(turn, size)
+        if self._running and not (entries or self.num_steps):
+            # The Sequence to run alone got no Block; the first always does.
             turn = Turn(alone=self._running[0])
-            entries = self._share_out(turn)
+            entries = self._share_out(turn, size)
         self._admission.start_step()
         can_admit = turn.is_for_all and not self._must_make_room and not self._is_settled
         if can_admit and self.stats.preemptions == preemptions:
             is_open = self._gate.opens(self._num_waiting_behind_gate, self._running)
             if is_open or self._num_waiting > self._num_waiting_behind_gate:
-                self._admit_waiting(entries)
+                self._admit_waiting(entries, size)
         self._turns.note(entries, is_waiting=self._num_waiting > len(self._urgent))
         self.stats.evictions = self.block_pool.num_evictions
         if entries:
@@ -171,7 +210,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Check the pool's reference counts against the Sequences; raises IntegrityError."""
-        self.block_pool.check_integrity(sequence.block_table for sequence in self._running)
+        self.block_pool.check_integrity(sequence.block_table for sequence in (*self._running, *self._leaving))
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
@@ -183,11 +222,22 @@ class Scheduler:
         self._num_waiting_behind_gate += sequence.may_be_held
         self._is_settled = False
 
-    def _share_out(self, turn: Turn) -> list[ScheduledSequence]:
+    def _size(self, most: int | None) -> tuple[int, int]:
+        """Return the most Sequences and tokens of a Step."""
+        limits = self.limits
+        if most is None:
+            return self._max_num_sequences, limits.max_tokens
+        return most, max(most, limits.max_tokens * most // limits.max_num_sequences)
+
+    def _few(self) -> frozenset[Sequence]:
+        few = self._admission.few()
+        return frozenset(one for one in few if not one.is_in_step) if self.num_steps else few
+
+    def _share_out(self, turn: Turn, size: tuple[int, int]) -> list[ScheduledSequence]:
         """Return the part of each running Sequence that the turn includes, with Blocks allocated for it."""
         entries: list[ScheduledSequence] = []
-        budget = self.limits.max_tokens
-        included = [sequence for sequence in self._running if turn.includes(sequence)]
+        most, budget = size
+        included = [one for one in self._running if turn.includes(one) and not one.is_in_step][:most]
         for num_later, sequence in zip(reversed(range(len(included))), included, strict=True):
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted for a Sequence before it
@@ -211,7 +261,10 @@ class Scheduler:
         while missing > self.block_pool.num_free_blocks:
             has_share = {entry.sequence for entry in entries}
             # The first running Sequence is never preempted.
-            victim = _least([other for other in self._running[1:] if other not in has_share])
+            others = [one for one in self._running[1:] if not (one in has_share or one.is_in_step)]
+            if not others:  # it waits for another Step to end
+                return False
+            victim = least(others)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -232,7 +285,10 @@ class Scheduler:
     def _stop(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._admission.stopped(sequence)
-        self._release(sequence)
+        if sequence.is_in_step:
+            self._leaving.append(sequence)
+        else:
+            self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.block_pool.release(sequence.block_table)
@@ -246,12 +302,14 @@ class Scheduler:
             self._free_rows.append(sequence.row)
             sequence.row = None
 
-    def _admit_waiting(self, entries: list[ScheduledSequence]) -> None:
+    def _admit_waiting(self, entries: list[ScheduledSequence], size: tuple[int, int]) -> None:
         """Admit waiting Sequences while budget, rows and Blocks last, and append their parts of the Step."""
-        budget = self.limits.max_tokens - sum(entry.num_tokens for entry in entries)
+        most, budget = size
+        budget -= sum(entry.num_tokens for entry in entries)
         num_held = 0
         while (
             budget
+            and len(entries) < most
             and num_held < self._max_num_sequences
             and (self._has_free_row() or self._admission.may_displace())
         ):
@@ -296,7 +354,8 @@ class Scheduler:
         ):
             num_urgent = sum(running.is_urgent for running in self._running)
             # As with urgent ones, the oldest Sequence is never displaced.
-            victim = self._admission.displaced_by(sequence, self._running[num_urgent + 1 :])
+            others = [one for one in self._running[num_urgent + 1 :] if not one.is_in_step]
+            victim = self._admission.displaced_by(sequence, others)
             if victim is None:
                 return None
             self._preempt(victim)
@@ -313,7 +372,7 @@ class Scheduler:
     def _admit_urgent(self) -> None:
         """Admit urgent Sequences in order of arrival, preempting others where there is no room."""
         self._must_make_room = False
-        num_urgent = sum(sequence.is_urgent for sequence in self._running)
+        num_urgent = sum(sequence.is_urgent for sequence in (*self._running, *self._leaving))
         while self._urgent and num_urgent < self._max_urgent and not self._turns.must_yield:
             sequence = self._urgent[0][1]
             if sequence.state is not SequenceState.WAITING:
@@ -331,7 +390,7 @@ class Scheduler:
             if not victims or num_own < missing:
                 self._must_make_room = True
                 return
-            self._preempt(_least(victims))
+            self._preempt(least(victims))
 
     def _digests(self, sequence: Sequence) -> list[bytes]:
         # A row that is still to be read must run, so its Block is not taken from the cache: without a row
@@ -364,7 +423,7 @@ class Scheduler:
         self._leave_queue(sequence)
         if sequence.may_be_held:
             self._gate.started(sequence)
-        insort(self._running, sequence, key=_order)
+        insort(self._running, sequence, key=order)
 
     def _extend_hashes(self, sequence: Sequence) -> None:
         group = None if self._shares_prefixes else sequence.share.group
@@ -379,21 +438,3 @@ class Scheduler:
                 del self._in_flight[digest]
             sequence.num_hashed_blocks = index + 1
 
-
-def _order(sequence: Sequence) -> tuple[bool, int]:
-    return not sequence.is_urgent, sequence.arrival
-
-
-def _loss(sequence: Sequence) -> tuple[bool, int, int]:
-    """Return the cost of a preemption as a sort key: fewest computed tokens first, the youngest on a tie.
-
-    Urgent Sequences come last.
-    """
-    return sequence.is_urgent, sequence.num_computed_tokens, -sequence.arrival
-
-
-def _least(sequences: Items[Sequence]) -> Sequence:
-    """Return the Sequence to preempt: in the group of the cheapest one, that of the lowest priority."""
-    least = min(sequences, key=_loss)
-    group = [one for one in sequences if one.share.group == least.share.group]
-    return min(group, key=lambda one: (one.is_urgent, one.share.priority, *_loss(one)))

@@ -2,10 +2,19 @@
 
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.step_costs import CostEstimator
+
+
+@dataclass(slots=True, eq=False)
+class _Beside:
+    """A Step that runs beside others, with its share of the time so far."""
+
+    plan: StepPlan
+    seconds: float = 0.0
 
 
 class StepMeter:
@@ -24,6 +33,8 @@ class StepMeter:
         self._began_at = 0.0
         self._worked_before = 0.0  # seconds
         self._carried_seconds = 0.0
+        self._beside: list[_Beside] = []
+        self._shared_at = 0.0
         self._busy_since: float | None = None  # end of the previous Step; None while idle
         self.costs = CostEstimator()
 
@@ -70,6 +81,33 @@ class StepMeter:
             self.costs.add(plan, now - self._busy_since)
             self._busy_since = now
         return plan, seconds
+
+    def begin_beside(self, plan: StepPlan) -> None:
+        """Record a Step that begins and may run beside others, which share the time."""
+        self._share()
+        self._beside.append(_Beside(plan))
+        self._stats.steps += 1
+
+    def end_beside(self, plan: StepPlan, num_rows: int) -> float:
+        """Charge a Step that began so and has ended; `num_rows` is the most it could hold.
+
+        Returns its share of the time.
+        """
+        self._share()
+        (one,) = [one for one in self._beside if one.plan is plan]
+        self._beside.remove(one)
+        charge(plan, self._stats, seconds=one.seconds, num_padding=0, num_rows=num_rows)
+        self.costs.add(plan, one.seconds)
+        return one.seconds
+
+    def _share(self) -> None:
+        """Divide the time since the last call evenly over the Steps that run beside each other."""
+        now = time.perf_counter()
+        for one in self._beside:
+            one.seconds += (now - self._shared_at) / len(self._beside)
+        self._shared_at = now
+        if self._busy_since is not None:
+            self._busy_since = now
 
 
 def charge(plan: StepPlan, stats: EngineStats, *, seconds: float, num_padding: int, num_rows: int) -> None:

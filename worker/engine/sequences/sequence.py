@@ -53,6 +53,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of full Blocks of known tokens
     num_hashed_blocks: int = 0  # Blocks of block_table that came from the prefix cache or were offered to it
     row: int | None = None
+    is_in_step: bool = False  # in one of the Steps that run side by side, so it has to stay as it is
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of each output token, if asked for
     readout: Readout | None = None  # collects other results from its rows
     is_generating: bool = True  # False: no token follows its own; it ends when they are computed

@@ -16,6 +16,8 @@ from worker.engine.models.step_input import StepInput
 class AttentionLayers(Protocol):
     """Interface of all layers up to the last attention, layer by layer or in one piece."""
 
+    is_one_region: bool  # whether they are one parallel region, which holds no lock of Python
+
     def __call__(self, x: Tensor, residual: Tensor, caches: Sequence[PagedCache], step: StepInput) -> Tensor:
         """Return the last attention's result, [num_tokens, num_heads * head_dim].
 
@@ -27,6 +29,7 @@ class AttentionLayers(Protocol):
 class SeparateLayers:
     """Layers that run one after the other, in several parallel regions each."""
 
+    is_one_region = False
     __slots__ = ("_angles", "_attentions", "_ends")
 
     def __init__(
@@ -48,6 +51,7 @@ class SeparateLayers:
 class ChainedLayers:
     """Layers whose products run in chains, in one parallel region."""
 
+    is_one_region = True
     __slots__ = ("_layers",)
 
     def __init__(self, layers: Layers) -> None:
