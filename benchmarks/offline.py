@@ -14,7 +14,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,40 +24,47 @@ from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.config import DTYPES, EngineConfig
 from worker.engine.requests.errors import EngineError
-from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.values.sampling import SamplingParams
 
 
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
     """Run all items at once and return their tokens in order; raise RuntimeError if one ends early."""
-    for index, item in enumerate(items):
-        params = SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True)
-        engine.add(GenerationRequest(index, item.prompt_ids, params))
-    outputs: list[list[int]] = [[] for _ in items]
+    for request in _requests(items):
+        engine.add(request)
+    completions: list[Completion] = []
     while engine.has_unfinished:
-        for completion in engine.step().completions:
-            index = int(str(completion.id))
-            outputs[index] = list(completion.token_ids)
-            if len(outputs[index]) != items[index].max_tokens:
-                raise RuntimeError(
-                    f"request {index} ended early: {completion.error or completion.finish_reason}"
-                )
-    return outputs
+        completions += engine.step().completions
+    return _outputs(items, completions)
 
 
 def run_together(thread: EngineThread, items: Sequence[WorkItem]) -> list[list[int]]:
-    """Do as `run_workload`, on the threads that a worker has for its engine."""
-    requests = [
+    """Do as `run_workload`, on all threads that a worker has for its engine."""
+    submission = thread.submit(_requests(items))
+    completions: list[Completion] = []
+    while not submission.is_done:
+        completions += submission.take(timeout=60.0, least=len(items))
+    return _outputs(items, completions)
+
+
+def _requests(items: Sequence[WorkItem]) -> list[GenerationRequest]:
+    return [
         GenerationRequest(
-            index, item.prompt_ids, SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True)
+            index,
+            item.prompt_ids,
+            SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True),
         )
         for index, item in enumerate(items)
     ]
-    submission = thread.submit(requests)
+
+
+def _outputs(items: Sequence[WorkItem], completions: Iterable[Completion]) -> list[list[int]]:
     outputs: list[list[int]] = [[] for _ in items]
-    while not submission.is_done:
-        for completion in submission.take(timeout=60.0, least=len(items)):
-            outputs[int(str(completion.id))] = list(completion.token_ids)
+    for completion in completions:
+        index = int(str(completion.id))
+        outputs[index] = list(completion.token_ids)
+        if len(outputs[index]) != items[index].max_tokens:
+            raise RuntimeError(f"request {index} ended early: {completion.error or completion.finish_reason}")
     return outputs
 
 
@@ -70,19 +77,21 @@ def peak_rss_mb() -> float:
 def measure(config: EngineConfig, items: Sequence[WorkItem], runs: int) -> dict[str, Any]:
     """Load the model, warm up, time `runs` runs and return the result object."""
     started = time.perf_counter()
-    engine = Engine(config)
+    engine = EngineThread(lambda: Engine(config))
+    engine.start()
     load_seconds = time.perf_counter() - started
     outputs: list[list[int]] = []
     seconds: list[float] = []
     for run in range(runs + 1):
         variant = shifted(items, engine.model_info.vocab_size, run)
         started = time.perf_counter()
-        result = run_workload(engine, variant)
+        result = run_together(engine, variant)
         elapsed = time.perf_counter() - started
         if run == 0:
             outputs = result
         else:
             seconds.append(elapsed)
+    engine.stop()
     median = statistics.median(seconds)
     num_output = sum(item.max_tokens for item in items)
     num_prompt = sum(len(item.prompt_ids) for item in items)

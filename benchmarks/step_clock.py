@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Condition
 from typing import TextIO
 
 from worker.engine.engine import Engine
@@ -49,9 +50,9 @@ def read_steps(log: Path) -> list[TimedStep]:
 def _install(log: TextIO) -> None:
     step = Engine.step
 
-    def timed(self: Engine) -> StepOutput:
+    def timed(self: Engine, guard: Condition | None = None) -> StepOutput:
         started = time.perf_counter()
-        output = step(self)
+        output = step(self, guard)
         if tokens := sum(output.num_new_tokens.values()):
             log.write(f"{json.dumps([time.time(), time.perf_counter() - started, tokens])}\n")
         return output

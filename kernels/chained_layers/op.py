@@ -78,12 +78,16 @@ class Layers:
         self._known: tuple[Sequence[LayerCache], Tensor] = ((), torch.empty(0))
 
     def table(self, caches: Sequence[LayerCache]) -> Tensor:
-        """Return the numbers of all layers with their caches; the same list of caches must not change."""
-        known = self._known
-        if caches is not known[0]:
+        """Return the numbers of all layers with their caches; the same list of caches must not change.
+
+        Several threads may call it: who uses the table keeps it, as another call may replace it.
+        """
+        before, table = self._known
+        if caches is not before:
             lines = [_numbers(layer, cache) for layer, cache in zip(self.layers, caches, strict=True)]
-            known = self._known = caches, torch.tensor(lines)
-        return known[1]
+            table = torch.tensor(lines)
+            self._known = caches, table
+        return table
 
 
 def run_layers(
@@ -107,13 +111,12 @@ def run_layers(
     num_rows, num_parts, pieces = len(qkv), num_threads(), cut(plan, len(qkv))
     _, num_kv_heads, head_dim, block_size = cache.keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    rows, table = int(pieces[:, 3].max()), torch.from_numpy(pieces)
+    rows, table, lines = int(pieces[:, 3].max()), torch.from_numpy(pieces), layers.table(caches)
     # Where threads meet, and the counters of pieces and layers.
     num_zeros = (1 + num_parts) * LINE + len(pieces) * len(layers.layers) * COUNTERS
     zeros, attended = torch.zeros(num_zeros, dtype=torch.int64), torch.empty(num_rows, num_heads * head_dim)
     _memory, parts = _scratch(layers, attended.nbytes, rows, num_parts, head_dim)
     query, heads, maxima, products, levels, edge = parts
-    lines = layers.table(caches)  # kept: another thread may replace it meanwhile
     call = LayersCall(
         lines.data_ptr(),
         len(layers.layers),

@@ -11,10 +11,10 @@ __all__ = ["app", "run_shard"]
 _step = Engine.step
 
 
-def _hang(engine: Engine) -> StepOutput:
+def _hang(engine: Engine, guard: threading.Condition | None = None) -> StepOutput:
     if "warm-up" not in engine._generations:
         threading.Event().wait()
-    return _step(engine)
+    return _step(engine, guard)
 
 
 Engine.step = _hang  # type: ignore[method-assign]

@@ -211,7 +211,7 @@ class Engine:
         num_steps = self._scheduler.num_steps
         return (
             0 < num_steps < self.steps_at_once
-            and self._scheduler.rows_beside(self.steps_at_once) > 0
+            and self._scheduler.rows_beside(self.steps_at_once) is not None
             and self._scheduler.has_others
         )
 
@@ -223,12 +223,16 @@ class Engine:
         """
         self._meter.resume()
         self._readings.release()
-        if guard is not None and self.steps_at_once > 1:
-            most = self._scheduler.rows_beside(self.steps_at_once)
-            if most:
-                self._step_beside(most, guard)
-                return self._collect()
-        plan = self._scheduler.schedule()
+        can_divide = guard is not None and self.steps_at_once > 1
+        most = self._scheduler.rows_beside(self.steps_at_once) if can_divide else None
+        plan = self._scheduler.schedule(most)
+        if guard is not None and plan.is_beside:
+            self._run_beside(plan, guard)
+        else:
+            self._run_alone(plan)
+        return self._collect()
+
+    def _run_alone(self, plan: StepPlan) -> None:
         limit, num_waiting = self._scheduler.limits.max_tokens, self._scheduler.num_waiting
         plan = self._speculation.extend(plan, limit, others_wait=num_waiting > 0)
         try:
@@ -241,14 +245,11 @@ class Engine:
             self._readings.end(plan)
             self._generations.end_read(plan)
             self._take(self._steps.finish(waits=self._speculation.waits_for(plan)))
-        return self._collect()
 
-    def _step_beside(self, most: int, guard: Condition) -> None:
-        """Run a Step of at most so many Sequences, while another thread may run one of the others."""
-        plan = self._scheduler.schedule(most)
-        if not plan.entries:
-            if self._scheduler.num_steps:
-                guard.wait()
+    def _run_beside(self, plan: StepPlan, guard: Condition) -> None:
+        """Run a Step while other threads may run others."""
+        if not plan.entries:  # all that could run are in other Steps
+            guard.wait()
             return
         self._scheduler.begin(plan)
         self._meter.begin_beside(plan)
@@ -258,7 +259,7 @@ class Engine:
             self.steps_at_once = 1
             return
         finally:
-            seconds = self._meter.end_beside(plan, most)
+            seconds = self._meter.end_beside(plan)
             self._scheduler.end(plan)
             guard.notify_all()
         self._scheduler.took(plan, seconds)

@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast, overload
 
@@ -69,7 +70,7 @@ class EngineThread:
         self._guard = threading.Condition(threading.Lock())  # who holds it may use the engine
         self._error: BaseException | None = None  # that a Step has raised
         self._is_over = False
-        self._busy_since: float | None = None  # time of the last completed Step; None while idle
+        self._busy_since: dict[int, float] = {}  # by thread, while it does something that has to end
         # Open requests of each Submission; used by the engine's thread only.
         self._open: dict[Submission[Any], set[Hashable]] = {}
 
@@ -154,8 +155,8 @@ class EngineThread:
 
     @property
     def last_progress_at(self) -> float:
-        """`time.monotonic()` at the last completed Step; the current time while there is nothing to do."""
-        return self._busy_since or time.monotonic()
+        """`time.monotonic()` when the oldest running Step began; the current time while there is none."""
+        return min(list(self._busy_since.values()), default=time.monotonic())
 
     @property
     def model_info(self) -> ModelInfo:
@@ -281,32 +282,43 @@ class EngineThread:
                 self._guard.notify_all()
 
     def _step(self, engine: Engine) -> None:
-        self._deliver(engine.step(self._guard))
-        self._busy_since = time.monotonic()
+        with self._busy():
+            self._deliver(engine.step(self._guard))
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Let `last_progress_at` say since when this thread does something that has to end."""
+        own = threading.get_ident()
+        self._busy_since[own] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._busy_since[own]
 
     def _receive(self, engine: Engine) -> bool:
         """Apply orders from other threads, sleeping while there is no work; return False to end the loop."""
         with self._wake:
             while not (self._inbox or self._must_clear) and (seconds := self._idle_seconds(engine)) != 0:
-                self._busy_since = None
                 self._wake.wait(seconds)
             orders = tuple(self._inbox)
             self._inbox.clear()
             must_clear, self._must_clear = self._must_clear, False
             deadline = self._drain_deadline
-        if self._busy_since is None:
-            self._busy_since = time.monotonic()
-        if must_clear:
-            engine.clear_prefix_cache()
-        for order in orders:
-            if order.requests:
-                self._open.setdefault(order.submission, set()).update(one.id for one in order.requests)
-                for request in order.requests:
-                    engine.add(replace(request, id=(order.submission, request.id)))
-            else:
-                for request_id in order.cancelled_ids or self._open.get(order.submission, ()):
-                    engine.cancel((order.submission, request_id))
+        with self._busy():
+            if must_clear:
+                engine.clear_prefix_cache()
+            for order in orders:
+                self._apply(order, engine)
         return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
+
+    def _apply(self, order: _Order, engine: Engine) -> None:
+        if order.requests:
+            self._open.setdefault(order.submission, set()).update(one.id for one in order.requests)
+            for request in order.requests:
+                engine.add(replace(request, id=(order.submission, request.id)))
+        else:
+            for request_id in order.cancelled_ids or self._open.get(order.submission, ()):
+                engine.cancel((order.submission, request_id))
 
     def _idle_seconds(self, engine: Engine) -> float | None:
         """Return the seconds until there is work; None: until another thread asks for something."""

@@ -37,11 +37,11 @@ def _note(**fact: Any) -> None:
     _facts.write(json.dumps(fact) + "\n")
 
 
-def _watched_step(engine: Engine) -> StepOutput:
+def _watched_step(engine: Engine, guard: threading.Condition | None = None) -> StepOutput:
     time.sleep(STEP_SECONDS)
-    output = _step(engine)
+    output = _step(engine, guard)
     pool = engine._scheduler.block_pool
-    is_idle = not engine.has_unfinished
+    is_idle = not (engine.has_unfinished or engine.is_running)
     if is_idle or engine.stats.steps % CHECK_EVERY == 0:
         try:
             engine.check_integrity()

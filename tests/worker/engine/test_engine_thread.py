@@ -119,7 +119,7 @@ def test_a_step_that_raises_wakes_everyone(tiny_llama: Path) -> None:
     gate = threading.Event()
 
     class BrokenEngine(Engine):
-        def step(self) -> StepOutput:
+        def step(self, guard: threading.Condition | None = None) -> StepOutput:  # noqa: ARG002
             gate.wait(WAIT_SECONDS)
             raise MemoryError("no memory")
 
@@ -155,7 +155,7 @@ def test_stop_wakes_what_is_left(tiny_llama: Path) -> None:
     started = threading.Event()
 
     class SlowEngine(Engine):
-        def step(self) -> StepOutput:
+        def step(self, guard: threading.Condition | None = None) -> StepOutput:  # noqa: ARG002
             started.set()
             return StepOutput({}, ())
 
@@ -172,10 +172,10 @@ def test_progress_follows_steps_and_is_now_while_idle(tiny_llama: Path) -> None:
     entered, gate = threading.Event(), threading.Event()
 
     class GatedEngine(Engine):
-        def step(self) -> StepOutput:
+        def step(self, guard: threading.Condition | None = None) -> StepOutput:
             entered.set()
             gate.wait(WAIT_SECONDS)
-            return super().step()
+            return super().step(guard)
 
     thread = EngineThread(lambda: GatedEngine(make_engine(tiny_llama).config))
     thread.start()

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 import pytest
@@ -146,9 +147,9 @@ def test_a_thread_sleeps_while_a_fixed_batch_gathers(tiny_llama: Path) -> None:
     engine = thread._loaded_engine()
     step, calls = engine.step, []
 
-    def counted() -> StepOutput:
+    def counted(guard: Condition) -> StepOutput:
         calls.append(None)
-        return step()
+        return step(guard)
 
     engine.step = counted  # type: ignore[method-assign]
     first = thread.submit([GENERATION])

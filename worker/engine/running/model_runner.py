@@ -56,7 +56,7 @@ EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
 
 
 class ModelRunner:
-    """Loads a checkpoint and runs Steps on it; the thread that built it must call all but `execute_beside`."""
+    """Loads a checkpoint and runs Steps on it; the thread that built it must call `execute`."""
 
     _gpu: "GpuSteps | None" = None
     num_padding = 0  # padding rows of the last Step

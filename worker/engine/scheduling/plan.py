@@ -53,6 +53,12 @@ class StepPlan:
 
     entries: tuple[ScheduledSequence, ...]
     is_for_few: bool = False  # True: other running Sequences are left out
+    most_rows: int | None = None  # of its Sequences, beside other Steps; None: it runs alone
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it leaves Sequences, and a share of the threads, to other Steps at the same time."""
+        return self.most_rows is not None
 
     @cached_property
     def num_tokens(self) -> int:

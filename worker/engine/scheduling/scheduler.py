@@ -16,13 +16,14 @@ from worker.engine.scheduling.batch_gate import BatchGate
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.giving_way import least, order
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
-from worker.engine.scheduling.prefix_cache import extend_hashes
+from worker.engine.scheduling.prefix_sharing import PrefixSharing
 from worker.engine.scheduling.step_limits import StepLimits
 from worker.engine.scheduling.turns import Turn, Turns
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.values.outcomes import FinishReason
 
-LEAST_ROWS = int(__import__("os").environ.get("LEAST", "8"))
+# Fewer Sequences of each Step that runs beside others would not pay: all threads run one Step instead.
+LEAST_ROWS = 8
 
 
 class Scheduler:
@@ -48,7 +49,9 @@ class Scheduler:
         stats: EngineStats | None = None,
     ) -> None:
         self.block_pool = block_pool
-        self._shares_prefixes = shares_prefixes
+        self._prefixes = PrefixSharing(
+            block_pool, block_size=block_size, shares_between_groups=shares_prefixes
+        )
         self.stats = stats or EngineStats()
         self._admission = admission
         self._gate = BatchGate() if gate is None else gate
@@ -66,8 +69,6 @@ class Scheduler:
         self._num_waiting_behind_gate = 0  # of them: generations that are not urgent
         self._is_settled = False  # waiting Sequences were refused, and no room was made since
         self._free_rows = list(range(max_num_sequences))
-        # The running Sequence that is about to compute a full prompt Block, by the Block's digest.
-        self._in_flight: dict[bytes, Sequence] = {}
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -93,17 +94,17 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence that fits the pool alone."""
-        if self.block_pool.is_caching and sequence.is_shareable:
-            self._extend_hashes(sequence)
+        self._prefixes.extend(sequence)
         self._enqueue(sequence)
 
-    def rows_beside(self, num_steps: int) -> int:
-        """Return the most Sequences of each Step if so many run at once; 0: only one may run now."""
-        expected = min(self.limits.max_num_sequences, len(self._running) + self._num_waiting)
+    def rows_beside(self, num_steps: int) -> int | None:
+        """Return the most Sequences of each Step if so many run at once; None: only one may run now."""
+        num_waiting = 0 if self._is_settled else self._num_waiting  # no room for them
+        expected = min(self.limits.max_num_sequences, len(self._running) + num_waiting)
         if expected < LEAST_ROWS * num_steps or self._urgent:
-            return 0
+            return None
         is_plain = not any(one.is_urgent or one.is_alone for one in self._running)
-        return -(-expected // num_steps) if is_plain else 0
+        return -(-expected // num_steps) if is_plain else None
 
     @property
     def has_others(self) -> bool:
@@ -128,13 +129,14 @@ class Scheduler:
     def schedule(self, most: int | None = None) -> StepPlan:
         """Return the next Step's plan, with Blocks allocated for every token in it.
 
-        It leaves out the Sequences of Steps between `begin` and `end`. `most` is that of `rows_beside`; the
-        Step has its share of the tokens too. None: it runs alone.
+        It leaves out the Sequences of Steps between `begin` and `end`. `most` is what `rows_beside` returns.
+        A Step beside others has a share of the tokens too. If it has few Sequences although no other Step
+        runs, the others cannot run now, so it runs alone.
         """
         preemptions = self.stats.preemptions
         self._admit_urgent()
         turn = self._turns.next(self._running, self._few)
-        size = self._size(most)
+        size = self.limits.share(most)
         entries = self._share_out(turn, size)
         if self._running and not (entries or self.num_steps):
             # The Sequence to run alone got no Block; the first always does.
@@ -151,7 +153,8 @@ class Scheduler:
         if entries:
             self.stats.kv_used_block_steps += self.block_pool.num_used_blocks
             self.stats.kv_block_steps += self.block_pool.num_blocks
-        return StepPlan(tuple(entries), is_for_few=bool(turn.few))
+        is_beside = self.num_steps > 0 or len(entries) >= LEAST_ROWS
+        return StepPlan(tuple(entries), bool(turn.few), most if is_beside else None)
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """Record how long a Step took, which decides whether small batches get extra Steps."""
@@ -162,25 +165,14 @@ class Scheduler:
     def advance(self, plan: StepPlan) -> None:
         """Count a started Step's tokens as computed: later Steps build on them and share their Blocks."""
         self.limits.step_was_good()
-        is_caching, block_size = self.block_pool.is_caching, self._block_size
         for entry in plan.entries:
             sequence, start = entry.sequence, entry.start
             if sequence.state is SequenceState.FINISHED:
                 continue  # its previous token ended it, which the host saw after planning this Step
-            end = start + entry.num_known
-            if start < sequence.max_computed_tokens or start < sequence.num_prompt_tokens:
-                self._count(sequence, start, end)
-            sequence.num_computed_tokens = end
-            sequence.max_computed_tokens = max(end, sequence.max_computed_tokens)
-            if is_caching and end // block_size > sequence.num_hashed_blocks and sequence.is_shareable:
-                self._offer_blocks(sequence)
-
-    def _count(self, sequence: Sequence, start: int, end: int) -> None:
-        """Count computed tokens [start, end): those computed again, and the other ones of the prompt."""
-        again = max(0, min(end, sequence.max_computed_tokens) - start)
-        self.stats.recomputed_tokens += again
-        prompt_end = min(end, sequence.num_prompt_tokens)
-        self.stats.prefill_tokens += max(0, prompt_end - start - again)
+            num_new, num_again = sequence.advance(start, start + entry.num_known)
+            self.stats.prefill_tokens += num_new
+            self.stats.recomputed_tokens += num_again
+            self._prefixes.offer(sequence)
 
     def shrink(self, plan: StepPlan) -> bool:
         """Halve the size of Steps after `plan` ran out of memory, preempting the youngest Sequences.
@@ -221,13 +213,6 @@ class Scheduler:
         self._num_waiting += 1
         self._num_waiting_behind_gate += sequence.may_be_held
         self._is_settled = False
-
-    def _size(self, most: int | None) -> tuple[int, int]:
-        """Return the most Sequences and tokens of a Step."""
-        limits = self.limits
-        if most is None:
-            return self._max_num_sequences, limits.max_tokens
-        return most, max(most, limits.max_tokens * most // limits.max_num_sequences)
 
     def _few(self) -> frozenset[Sequence]:
         few = self._admission.few()
@@ -292,12 +277,9 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.block_pool.release(sequence.block_table)
-        for digest in sequence.block_hashes[sequence.num_hashed_blocks :]:
-            if self._in_flight.get(digest) is sequence:
-                del self._in_flight[digest]
+        self._prefixes.stopped(sequence)
         sequence.block_table = []
         sequence.num_computed_tokens = 0
-        sequence.num_hashed_blocks = 0
         if sequence.row is not None:
             self._free_rows.append(sequence.row)
             sequence.row = None
@@ -309,19 +291,17 @@ class Scheduler:
         num_held = 0
         while (
             budget
-            and len(entries) < most
             and num_held < self._max_num_sequences
-            and (self._has_free_row() or self._admission.may_displace())
+            and ((self._has_free_row() and len(entries) < most) or self._admission.may_displace())
         ):
             sequence = self._admission.pop()
             if sequence is None:
                 self._is_settled = not num_held
                 break
-            digests = self._digests(sequence)
-            cached = self.block_pool.match(digests)
+            cached = self._prefixes.cached(sequence)
             # If another Sequence computes this prefix now, wait a Step and share it. A Sequence that was just
             # preempted may have a token on the device that the host does not know yet: wait for it too.
-            is_computed = len(cached) < len(digests) and digests[len(cached)] in self._in_flight
+            is_computed = self._prefixes.is_computed(sequence, cached)
             is_held = sequence.may_be_held and not self._gate.admits(sequence, self._running)
             if is_computed or sequence.num_pending_tokens or is_held:
                 self._admission.put_back(sequence, is_refused=False)
@@ -378,7 +358,7 @@ class Scheduler:
             if sequence.state is not SequenceState.WAITING:
                 heappop(self._urgent)
                 continue
-            cached = self.block_pool.match(self._digests(sequence))
+            cached = self._prefixes.cached(sequence)
             missing = self._num_needed(sequence, cached) - self.block_pool.num_free_blocks
             if self._has_free_row() and missing <= 0:
                 heappop(self._urgent)
@@ -392,11 +372,6 @@ class Scheduler:
                 return
             self._preempt(least(victims))
 
-    def _digests(self, sequence: Sequence) -> list[bytes]:
-        # A row that is still to be read must run, so its Block is not taken from the cache: without a row
-        # there is no next token to choose.
-        return sequence.block_hashes[: sequence.next_row // self._block_size]
-
     def _num_needed(self, sequence: Sequence, cached: list[int]) -> int:
         """Return how many free Blocks an admission takes, including Blocks of `cached` that are free."""
         num_fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
@@ -407,7 +382,6 @@ class Scheduler:
         num_blocks = -(-len(sequence.token_ids) // self._block_size)
         sequence.block_table = cached + self.block_pool.allocate(num_blocks - len(cached))
         sequence.num_computed_tokens = len(cached) * self._block_size
-        sequence.num_hashed_blocks = len(cached)
         if sequence.num_cached_tokens is None:
             sequence.started_at = time.monotonic()
             sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -415,8 +389,7 @@ class Scheduler:
             self.stats.queried_tokens += sequence.num_prompt_tokens if self.block_pool.is_caching else 0
         else:
             self.stats.resumed_tokens += sequence.num_computed_tokens
-        for digest in sequence.block_hashes[len(cached) :]:
-            self._in_flight.setdefault(digest, sequence)
+        self._prefixes.admitted(sequence, cached)
         sequence.row = self._free_rows.pop()
         sequence.state = SequenceState.RUNNING
         self._admission.started(sequence)
@@ -424,17 +397,3 @@ class Scheduler:
         if sequence.may_be_held:
             self._gate.started(sequence)
         insort(self._running, sequence, key=order)
-
-    def _extend_hashes(self, sequence: Sequence) -> None:
-        group = None if self._shares_prefixes else sequence.share.group
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size, group)
-
-    def _offer_blocks(self, sequence: Sequence) -> None:
-        self._extend_hashes(sequence)
-        for index in range(sequence.num_hashed_blocks, sequence.num_computed_tokens // self._block_size):
-            digest = sequence.block_hashes[index]
-            self.block_pool.offer(sequence.block_table[index], digest)
-            if self._in_flight.get(digest) is sequence:
-                del self._in_flight[digest]
-            sequence.num_hashed_blocks = index + 1
-

@@ -3,6 +3,8 @@
 worker/engine/scheduling/latency_target.py moves the limits within which this happens.
 """
 
+import sys
+
 GROW_AFTER_STEPS = 64
 
 
@@ -14,6 +16,12 @@ class StepLimits:
         self.max_tokens = max_tokens
         self._most = (max_num_sequences, max_tokens)
         self._num_good_steps = 0
+
+    def share(self, most: int | None) -> tuple[int, int]:
+        """Return the most Sequences and tokens of a Step: of one for `most` of the Sequences, or of any."""
+        if most is None:
+            return sys.maxsize, self.max_tokens
+        return most, max(most, self.max_tokens * most // self.max_num_sequences)
 
     def shrink(self, num_tokens: int) -> bool:
         """Limit Steps to half the tokens of one that was too large; return False if it had one token."""

@@ -88,14 +88,12 @@ class StepMeter:
         self._beside.append(_Beside(plan))
         self._stats.steps += 1
 
-    def end_beside(self, plan: StepPlan, num_rows: int) -> float:
-        """Charge a Step that began so and has ended; `num_rows` is the most it could hold.
-
-        Returns its share of the time.
-        """
+    def end_beside(self, plan: StepPlan) -> float:
+        """Charge a Step that began so and has ended; return its share of the time."""
         self._share()
         (one,) = [one for one in self._beside if one.plan is plan]
         self._beside.remove(one)
+        num_rows = plan.most_rows or self._num_rows
         charge(plan, self._stats, seconds=one.seconds, num_padding=0, num_rows=num_rows)
         self.costs.add(plan, one.seconds)
         return one.seconds

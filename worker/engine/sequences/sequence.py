@@ -85,6 +85,20 @@ class Sequence:
         self.thoughts = None
         self.has_logit_rules = self.params.has_logit_rules
 
+    def advance(self, start: int, end: int) -> tuple[int, int]:
+        """Count its tokens [start, end) as computed.
+
+        Returns how many of them are the prompt's and were computed for the first time, and how many again.
+        """
+        if start >= self.num_prompt_tokens and start >= self.max_computed_tokens:  # nearly always
+            self.num_computed_tokens = self.max_computed_tokens = end
+            return 0, 0
+        num_again = max(0, min(end, self.max_computed_tokens) - start)
+        num_new = max(0, min(end, self.num_prompt_tokens) - start - num_again)
+        self.num_computed_tokens = end
+        self.max_computed_tokens = max(end, self.max_computed_tokens)
+        return num_new, num_again
+
     def keep_guess(self) -> None:
         """Count a guess that turned out right as computed; its token is the newest one."""
         self.num_computed_tokens += 1

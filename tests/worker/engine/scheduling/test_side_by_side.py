@@ -1,0 +1,164 @@
+"""Steps that run side by side, over a pool that is too small: no Slot is wrong, and everything ends."""
+
+import random
+
+import pytest
+
+from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
+from worker.engine.requests.config import ADMISSIONS
+from worker.engine.requests.share import ONLY, Share
+from worker.engine.scheduling import scheduler as scheduler_module
+from worker.engine.scheduling.plan import StepPlan
+from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
+
+END = 9  # a token that ends an output
+BUDGET, ROWS, BLOCK_SIZE, NUM_BLOCKS = 24, 8, 3, 20
+NUM_SEQUENCES, MOST_ACTIONS = 40, 4000
+HEADS = [(), (1,) * 7, (1,) * 4 + (2,) * 8]
+SHARES = [ONLY, Share("a"), Share("b", 3.0), Share("b", 3.0, 2, "one"), Share("b", 3.0, 0, "two")]
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "LEAST_ROWS", 1)
+
+
+class Run:
+    """Sequences that arrive, run in up to `steps_at_once` Steps and are cancelled, all at random."""
+
+    def __init__(self, seed: int, policy: str, steps_at_once: int) -> None:
+        self.random = random.Random(seed)
+        saved_tokens = self.random.choice([0, 40, 1000])
+        self.scheduler: Scheduler = make_scheduler(
+            NUM_BLOCKS, BLOCK_SIZE, ROWS, BUDGET, policy=policy, saved_tokens=saved_tokens
+        )
+        self.cache = CacheModel(BLOCK_SIZE)
+        self.steps_at_once = steps_at_once
+        self.added: list[Sequence] = []
+        self.beside: list[StepPlan] = []
+        self.most_beside = self.num_cancelled_inside = 0
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [one for one in self.added if one.state is not SequenceState.FINISHED]
+
+    def act(self) -> None:
+        if len(self.added) < NUM_SEQUENCES and self.random.random() < 0.3:
+            self._add()
+        elif self.random.random() < 0.03 and self.unfinished:
+            sequence = self.random.choice(self.unfinished)
+            self.num_cancelled_inside += sequence.is_in_step
+            self.scheduler.finish(sequence, FinishReason.CANCELLED)
+        elif self._can_begin and self.random.random() < 0.7:
+            plan = self.cache.begin(self.scheduler, self.steps_at_once)
+            self.beside += [] if plan is None else [plan]
+            self.most_beside = max(self.most_beside, len(self.beside))
+        elif self.beside:
+            plan = self.beside.pop(self.random.randrange(len(self.beside)))
+            self._take(self.cache.end(plan, self.scheduler))
+        elif self.unfinished and not self._can_begin:
+            self._take(self.cache.run(self.scheduler, BUDGET))
+        self.scheduler.check_integrity()
+        assert self.scheduler.num_running <= ROWS
+
+    @property
+    def _can_begin(self) -> bool:
+        return (
+            len(self.beside) < self.steps_at_once
+            and self.scheduler.rows_beside(self.steps_at_once) is not None
+            and self.scheduler.has_others
+        )
+
+    def _add(self) -> None:
+        tail = [self.random.randint(1, 2) for _ in range(self.random.randint(1, 9))]
+        prompt = [*self.random.choice(HEADS), *tail]
+        longest = min(self.random.randint(1, 20), BLOCK_SIZE * NUM_BLOCKS - len(prompt))
+        sequence = make_sequence(
+            len(self.added),
+            prompt,
+            longest,
+            stop_token_ids=frozenset({END}),
+            share=self.random.choice(SHARES),
+        )
+        self.added.append(sequence)
+        self.scheduler.add(sequence)
+
+    def _take(self, sampled: list[Sequence]) -> None:
+        for sequence in sampled:
+            sequence.token_ids.append(self.random.choice([1, 1, 1, 2, 2, 2, 2, END]))
+            if sequence.token_ids[-1] == END:
+                self.scheduler.finish(sequence, FinishReason.STOP)
+            elif sequence.num_output_tokens >= sequence.params.max_tokens:
+                self.scheduler.finish(sequence, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("steps_at_once", [2, 3])
+@pytest.mark.parametrize("policy", ADMISSIONS)
+def test_no_slot_is_wrong_and_everything_ends(policy: str, steps_at_once: int) -> None:
+    preemptions = num_cancelled_inside = most_beside = 0
+    for seed in range(25):
+        run = Run(seed, policy, steps_at_once)
+        for _ in range(MOST_ACTIONS):
+            run.act()
+            if len(run.added) == NUM_SEQUENCES and not (run.unfinished or run.beside):
+                break
+        assert not run.unfinished, "livelock"
+        assert run.scheduler.block_pool.num_free_blocks == NUM_BLOCKS
+        most_beside = max(most_beside, run.most_beside)
+        preemptions += run.scheduler.stats.preemptions
+        num_cancelled_inside += run.num_cancelled_inside
+    assert most_beside == steps_at_once
+    assert preemptions
+    assert num_cancelled_inside
+
+
+def test_rows_are_shared_evenly() -> None:
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET)
+    for arrival in range(ROWS + 3):
+        scheduler.add(make_sequence(arrival, [1 + arrival]))
+    cache = CacheModel(BLOCK_SIZE)
+    plans = [cache.begin(scheduler, 2) for _ in range(2)]
+    assert [plan is not None and len(plan.entries) for plan in plans] == [ROWS // 2, ROWS // 2]
+    assert cache.begin(scheduler, 2) is None, "all that run are in a Step"
+    # What one Step leaves out, the other one takes.
+    first, second = [plan for plan in plans if plan is not None]
+    for sequence in [entry.sequence for entry in first.entries]:
+        scheduler.finish(sequence, FinishReason.CANCELLED)
+    assert cache.end(first, scheduler) == []
+    replaced = cache.begin(scheduler, 2)
+    assert replaced is not None
+    assert len(replaced.entries) == 3, "those that waited"
+    for sequence in cache.end(second, scheduler):
+        sequence.token_ids.append(1)
+    again = cache.begin(scheduler, 2)
+    assert again is not None
+    assert len(again.entries) == 4
+    scheduler.finish(again.entries[0].sequence, FinishReason.CANCELLED)
+    scheduler.check_integrity()
+    assert scheduler.num_running == 6
+    assert scheduler.rows_beside(2) == 3
+
+
+@pytest.mark.parametrize("kind", ["is_urgent", "is_alone"])
+def test_some_sequences_need_all_threads(kind: str) -> None:
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET)
+    for arrival in range(4):
+        scheduler.add(make_sequence(arrival, [1]))
+    assert scheduler.rows_beside(2) == 2
+    special = make_sequence(4, [1])
+    setattr(special, kind, True)
+    scheduler.add(special)
+    scheduler.schedule()
+    assert scheduler.rows_beside(2) is None
+    scheduler.finish(special)
+    assert scheduler.rows_beside(2) == 2
+
+
+def test_few_sequences_run_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "LEAST_ROWS", 2)
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET)
+    for arrival, rows in enumerate([None, None, None, 2, 3, 3, 4, 4, 4]):
+        scheduler.add(make_sequence(arrival, [1]))
+        assert scheduler.rows_beside(2) == rows
