@@ -10,7 +10,7 @@ from worker.engine.engine import Engine
 
 def test_steps_that_choose_tokens_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = iter([{"a": 2, "b": 1}, {}, {"a": 1}])
-    monkeypatch.setattr(Engine, "step", lambda _: SimpleNamespace(num_new_tokens=next(outputs)))
+    monkeypatch.setattr(Engine, "step", lambda *_: SimpleNamespace(num_new_tokens=next(outputs)))
     log = tmp_path / "data" / "steps"
     monkeypatch.setenv(step_clock.LOG_VARIABLE, "")
     assert "-A benchmarks.step_clock " in step_clock.gpu_command(log)["gpu"]
