@@ -1,4 +1,4 @@
-"""Runs all requests of one device together, one Step at a time. Only one thread may use an Engine."""
+"""Runs all requests of one device together, Step by Step. Only one thread at a time may use an Engine."""
 
 import itertools
 import time
@@ -54,9 +54,9 @@ class Engine:
         while engine.has_unfinished:
             output = engine.step()
 
-    The thread that calls it must build it. Raises ConfigError or CheckpointError while it loads. After that,
-    a request that cannot run gets an outcome with an error, and an exception from `step` means that the
-    engine is broken.
+    The thread that calls it must build it; on a CPU, others may join it (`step`). Raises ConfigError or
+    CheckpointError while it loads. After that, a request that cannot run gets an outcome with an error, and
+    an exception from `step` means that the engine is broken.
     """
 
     def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -233,6 +233,7 @@ class Engine:
         return self._collect()
 
     def _run_alone(self, plan: StepPlan) -> None:
+        """Run a Step on all threads, with guesses where they pay."""
         limit, num_waiting = self._scheduler.limits.max_tokens, self._scheduler.num_waiting
         plan = self._speculation.extend(plan, limit, others_wait=num_waiting > 0)
         try:
@@ -247,7 +248,10 @@ class Engine:
             self._take(self._steps.finish(waits=self._speculation.waits_for(plan)))
 
     def _run_beside(self, plan: StepPlan, guard: Condition) -> None:
-        """Run a Step while other threads may run others."""
+        """Run a Step while other threads may run others.
+
+        If it runs out of memory, Steps run alone from then on.
+        """
         if not plan.entries:  # all that could run are in other Steps
             guard.wait()
             return

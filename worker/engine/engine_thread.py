@@ -1,4 +1,4 @@
-"""Runs an Engine on one thread of its own; all other threads reach the engine through EngineThread."""
+"""Runs an Engine on threads of its own; all other threads reach the engine through EngineThread."""
 
 import logging
 import threading
@@ -71,7 +71,7 @@ class EngineThread:
         self._error: BaseException | None = None  # that a Step has raised
         self._is_over = False
         self._busy_since: dict[int, float] = {}  # by thread, while it does something that has to end
-        # Open requests of each Submission; used by the engine's thread only.
+        # Open requests of each Submission; used with the guard.
         self._open: dict[Submission[Any], set[Hashable]] = {}
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class EngineThread:
         """Queue requests and return the handle on their outcomes.
 
         Ids must be unique only among these requests. `on_delta` receives the text of streamed requests as it
-        comes; it is called on the engine's thread, so it must be quick. Text is tokenized and grammars are
+        comes; it is called on a thread of the engine, so it must be quick. Text is tokenized and grammars are
         compiled here, in the caller's thread.
 
         Raises ValueError on a repeated id, and EngineStoppedError or EngineFailedError once the thread takes
@@ -272,6 +272,7 @@ class EngineThread:
         with self._guard:
             try:
                 while not (self._is_over or self._error):
+                    self._apply_orders(engine)
                     if engine.can_step_beside:
                         self._step(engine)
                     else:
@@ -300,16 +301,20 @@ class EngineThread:
         with self._wake:
             while not (self._inbox or self._must_clear) and (seconds := self._idle_seconds(engine)) != 0:
                 self._wake.wait(seconds)
+            deadline = self._drain_deadline
+        self._apply_orders(engine)
+        return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
+
+    def _apply_orders(self, engine: Engine) -> None:
+        with self._wake:
             orders = tuple(self._inbox)
             self._inbox.clear()
             must_clear, self._must_clear = self._must_clear, False
-            deadline = self._drain_deadline
         with self._busy():
             if must_clear:
                 engine.clear_prefix_cache()
             for order in orders:
                 self._apply(order, engine)
-        return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
 
     def _apply(self, order: _Order, engine: Engine) -> None:
         if order.requests:

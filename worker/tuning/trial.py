@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine.engine import Engine
+from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.settings import NO_SERVICES, read_settings
@@ -34,7 +35,7 @@ WARM_UP_TOKENS = 4
 class WorkloadRun:
     """Runs requests, at most `concurrency` at once, and measures each from its submission."""
 
-    def __init__(self, engine: Engine, requests: Sequence[TunedRequest], concurrency: int) -> None:
+    def __init__(self, engine: EngineThread, requests: Sequence[TunedRequest], concurrency: int) -> None:
         self._engine = engine
         self._requests = requests
         self._concurrency = concurrency
@@ -50,21 +51,14 @@ class WorkloadRun:
         """
         began_at = time.perf_counter()
         queue = iter(enumerate(self._requests))
+        work = self._engine.submit(list[GenerationRequest]())
         submitted: dict[int, float] = {}
         num_ended, part = 0, 1
         while num_ended < len(self._requests):
-            for index, request in islice(queue, self._concurrency - len(submitted)):
-                submitted[index] = time.perf_counter()
-                self._engine.add(
-                    GenerationRequest(
-                        index,
-                        request.prompt,
-                        request.params,
-                        add_special_tokens=request.add_special_tokens,
-                        job="workload",
-                    )
-                )
-            completions = self._engine.step().completions
+            next_ones = list(islice(queue, self._concurrency - len(submitted)))
+            submitted |= dict.fromkeys([index for index, _ in next_ones], time.perf_counter())
+            self._engine.extend(work, [_generation(index, request) for index, request in next_ones])
+            completions = work.take(timeout=1.0)
             now = time.perf_counter()
             for completion in completions:
                 index = int(str(completion.id))
@@ -84,7 +78,17 @@ class WorkloadRun:
             self.errors.append(completion.error)
 
 
-def warm_up(engine: Engine, requests: Sequence[TunedRequest]) -> None:
+def _generation(index: int, request: TunedRequest) -> GenerationRequest:
+    return GenerationRequest(
+        index,
+        request.prompt,
+        request.params,
+        add_special_tokens=request.add_special_tokens,
+        job="workload",
+    )
+
+
+def warm_up(engine: EngineThread, requests: Sequence[TunedRequest]) -> None:
     """Run some requests for a few tokens, so that kernels are compiled; then empty the prefix cache."""
     few = [
         replace(one, params=replace(one.params, max_tokens=WARM_UP_TOKENS, min_tokens=0))
@@ -112,10 +116,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 def measure(requests: Sequence[TunedRequest], concurrency: int) -> dict[str, Any]:
     """Load the engine, run the workload and return the results; raises EngineError, RuntimeError."""
     config = engine_config(read_settings(**NO_SERVICES))
-    engine = Engine(config)
+    engine = EngineThread(lambda: Engine(config))
+    engine.start()
     warm_up(engine, requests)
     run = WorkloadRun(engine, requests, concurrency)
     seconds = run.run(lambda part, rate: say({"part": part, "tokens_per_second": rate}))
+    engine.stop()
     if len(run.errors) == len(requests):
         raise RuntimeError(f"every request failed: {run.errors[0]}")
     return {
