@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 
 # A save takes milliseconds; while one that is cut off holds its locks, no other worker can take over.
 TRANSACTION_SECONDS = 7.0
+# How long a thread may keep Python's lock from another that wants it: a tenth of Python's default. The engine's
+# threads need it a few times in each Step, and runs of shards have it now and then.
+LOCK_SECONDS = 0.0005
 # The most that batches of 600 results a second used at once; more are opened for the moment they are needed.
 KEPT_CONNECTIONS = 8
 
@@ -135,6 +138,7 @@ class EngineStep(bootsteps.StartStopStep):
         )
         # What is there now stays: a full collection, which stops the Steps, took 0.26 s to look at it again.
         gc.freeze()
+        sys.setswitchinterval(LOCK_SECONDS)
         self._heartbeat.ready(info, self._meters)
 
     def stop(self, parent: Any) -> None:
