@@ -352,7 +352,7 @@ class Scheduler:
     def _admit_urgent(self) -> None:
         """Admit urgent Sequences in order of arrival, preempting others where there is no room."""
         self._must_make_room = False
-        num_urgent = sum(sequence.is_urgent for sequence in (*self._running, *self._leaving))
+        num_urgent = sum(sequence.is_urgent for sequence in self._running)
         while self._urgent and num_urgent < self._max_urgent and not self._turns.must_yield:
             sequence = self._urgent[0][1]
             if sequence.state is not SequenceState.WAITING:
