@@ -5,7 +5,6 @@ of the runners that want to save at about the same time saves for all of them.
 """
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,7 +14,7 @@ from worker.store.database.session import Store
 from worker.store.shards import counting, shards
 from worker.store.shards.shards import AfterSave, Progress
 
-# How long the first save waits for others.
+# How long the first save waits for others, if any can come.
 GATHER_SECONDS = 0.02
 
 
@@ -33,18 +32,25 @@ class ShardSaver:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._waiting: list[_Waiting] = []
+        self._are_all = False  # those who wait: no other save can come
 
-    def save(self, progress: Progress, *, lease: timedelta | None) -> AfterSave:
-        """Save a shard, together with other waiting saves; raise the error of its transaction, if any."""
+    def save(self, progress: Progress, *, lease: timedelta | None, most: int) -> AfterSave:
+        """Save a shard, together with other waiting saves; raise the error of its transaction, if any.
+
+        `most` is the number of shards that run now: no more saves can come together.
+        """
         own = _Waiting(progress, lease)
         with self._lock:
             self._waiting.append(own)
             is_first = len(self._waiting) == 1
+            self._are_all = len(self._waiting) >= most
+            if self._are_all:
+                self._lock.notify()
         if is_first:
-            time.sleep(GATHER_SECONDS)
             with self._lock:
+                self._lock.wait_for(lambda: self._are_all, GATHER_SECONDS)
                 group, self._waiting = self._waiting, []
             self._commit(group)
         own.is_done.wait()

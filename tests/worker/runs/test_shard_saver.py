@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from tests.fixtures.batches import LEASE, held, result, submit
+from worker.runs import shard_saver
 from worker.runs.shard_saver import ShardSaver
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
@@ -45,7 +47,7 @@ def save_together(store: Store, claims: list[Claim]) -> list[AfterSave | Excepti
     def save(claim: Claim) -> AfterSave | Exception:
         progress = Progress(claim, [result(claim.requests[0].id)], running_tokens=claim.shard_id)
         try:
-            return saver.save(progress, lease=LEASE)
+            return saver.save(progress, lease=LEASE, most=len(claims))
         except OperationalError as error:
             return error
 
@@ -63,6 +65,14 @@ def test_shards_that_meet_share_a_transaction(store: Store, counting: CountingSt
     assert view is not None
     assert view.num_completed == 4
     assert view.running_tokens == 1 + 2 + 3 + 4
+
+
+def test_a_save_waits_for_nobody_if_all_have_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_saver, "GATHER_SECONDS", threading.TIMEOUT_MAX)
+    submit(store, num_requests=4, shard_size=2)
+    claims = [held(store, shard) for shard in (1, 2)]
+    assert save_together(store, claims[:1]) == [AfterSave.CONTINUE]
+    assert save_together(store, claims) == [AfterSave.CONTINUE] * 2
 
 
 def test_batches_are_saved_apart_and_a_lost_shard_writes_nothing(

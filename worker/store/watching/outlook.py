@@ -83,6 +83,14 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
 
     Leaves out requests that ignore the end token or ask for several choices: they show no natural length.
     """
+    by_batch: dict[str, list[SeenOutput]] = {}
+    for batch_id, num_tokens, limit, is_cut in session.execute(_recent_outputs(model)):
+        by_batch.setdefault(batch_id, []).append(SeenOutput(num_tokens, limit, is_cut))
+    return list(by_batch.values())
+
+
+@cache
+def _recent_outputs(model: str | None) -> Select[str, int, int, bool]:
     recent = (
         select(BatchRow.id, BatchRow.num_completed, BatchRow.params, BatchRow.is_mixed)
         .where(
@@ -102,7 +110,7 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
     every = func.generate_series(first, last).table_valued("number").render_derived(name="every")
     sequence = 1 + every.c.number * stride
     params = func.coalesce(RequestRow.params, recent.c.params)
-    rows = session.execute(
+    return (
         select(
             recent.c.id,
             ResultRow.num_output_tokens,
@@ -122,10 +130,6 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
             *(params[name].is_(None) for name in ("ignore_eos", "n", "best_of")),
         )
     )
-    by_batch: dict[str, list[SeenOutput]] = {}
-    for batch_id, *seen in rows:
-        by_batch.setdefault(batch_id, []).append(SeenOutput(*seen))
-    return list(by_batch.values())
 
 
 def forecast_outcomes(session: Session, *, model: str | None = None) -> list[ForecastOutcome]:
