@@ -30,7 +30,7 @@ from worker.values.sampling import SamplingParams
 
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
     """Run all items at once and return their tokens in order; raise RuntimeError if one ends early."""
-    for request in _requests(items):
+    for request in requests_of(items):
         engine.add(request)
     completions: list[Completion] = []
     while engine.has_unfinished:
@@ -40,14 +40,15 @@ def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
 
 def run_together(thread: EngineThread, items: Sequence[WorkItem]) -> list[list[int]]:
     """Do as `run_workload`, on all threads that a worker has for its engine."""
-    submission = thread.submit(_requests(items))
+    submission = thread.submit(requests_of(items))
     completions: list[Completion] = []
     while not submission.is_done:
         completions += submission.take(timeout=60.0, least=len(items))
     return _outputs(items, completions)
 
 
-def _requests(items: Sequence[WorkItem]) -> list[GenerationRequest]:
+def requests_of(items: Sequence[WorkItem]) -> list[GenerationRequest]:
+    """Return the requests of a workload, with their places as ids."""
     return [
         GenerationRequest(
             index,

@@ -5,9 +5,9 @@ Several runners, a thread each, feed one engine, so it does not run empty when a
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from threading import Event, Lock
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 # Other workers may claim the shard that this one chose; after this many tries in a row a run gives up.
 CLAIM_ATTEMPTS = 16
-# A run waits so long for others that start before it: where claims take long, several may start together.
-START_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,6 @@ class ShardRunner:
     checkpoint_tokens: int = 256  # a partial output is saved each time it has grown by so many
     _solo: Solo = field(default_factory=Solo)
     _runs: set[Run] = field(default_factory=set)  # in progress
-    _starting: Lock = field(default_factory=Lock)
     _choosing: Lock = field(default_factory=Lock)
     _chosen: set[int] = field(default_factory=set)  # shards that runs here have chosen, until they end
     _orders: Iterator[bool] = field(default_factory=lambda: cycle((True, False)))  # values of `fewest`
@@ -77,26 +74,14 @@ class ShardRunner:
         avoided = set() if self.tail is None else self.tail.avoided()
         while len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
             # The ticket may name another shard than the one whose turn it is.
-            with self._start() as started, self._choose(tried | avoided, otherwise=shard_id) as chosen:
+            with self._choose(tried | avoided, otherwise=shard_id) as chosen:
                 if chosen.shard_id in tried | avoided:
                     break
                 tried.add(chosen.shard_id)
-                ending = self._run_chosen(chosen, started)
+                ending = self._run_chosen(chosen)
             if ending is not Ending.NOTHING_TO_DO:
                 return ending
         return Ending.NOTHING_TO_DO
-
-    @contextmanager
-    def _start(self) -> Iterator[Callable[[], None]]:
-        """Let the other runs wait until this one calls what it gets: its requests are in the engine.
-
-        Runs that start together share Python's lock with each other and with the first Steps, and the engine
-        gets its first requests as late as its last ones.
-        """
-        with ExitStack() as turn:
-            if self._starting.acquire(timeout=START_SECONDS):
-                turn.callback(self._starting.release)
-            yield turn.close
 
     @contextmanager
     def _choose(self, tried: AbstractSet[int], *, otherwise: int) -> Iterator[ChosenShard]:
@@ -120,15 +105,12 @@ class ShardRunner:
             return Ending.NOTHING_TO_DO
         with self.store.look() as session:
             is_suspect = poison.is_suspect(session, shard_id, model=self.keeper.serves)
-        with self._start() as started:
-            return self._run_chosen(ChosenShard(shard_id, is_suspect), started)
+        return self._run_chosen(ChosenShard(shard_id, is_suspect))
 
-    def _run_chosen(self, chosen: ChosenShard, started: Callable[[], None]) -> Ending:
+    def _run_chosen(self, chosen: ChosenShard) -> Ending:
         give_up = self._gives_way if chosen.is_suspect else self.draining.is_set
-        if chosen.is_suspect:  # it waits until the others have ended
-            started()
         with self._solo.enter(alone=chosen.is_suspect, give_up=give_up) as is_in:
-            return self._claim_and_run(chosen.shard_id, started) if is_in else Ending.NOTHING_TO_DO
+            return self._claim_and_run(chosen.shard_id) if is_in else Ending.NOTHING_TO_DO
 
     def _gives_way(self) -> bool:
         """Return whether a suspect must not start now: what was begun would wait for several in a row."""
@@ -160,24 +142,23 @@ class ShardRunner:
             held = backups.claim(session, late.shard_id, late.fence, worker=worker, model=model)
         if held is None:
             return Ending.NOTHING_TO_DO
-        with work(batch=held.batch_id, shard=held.shard_id), self._start() as started:
+        with work(batch=held.batch_id, shard=held.shard_id):
             try:
-                return self._run(held, started)
+                return self._run(held)
             except Exception:  # the holder runs on
                 logger.exception("the backup of shard %s", held.shard_id)
                 return Ending.LOST
 
-    def _claim_and_run(self, shard_id: int, started: Callable[[], None]) -> Ending:
+    def _claim_and_run(self, shard_id: int) -> Ending:
         with self.keeper.hold(shard_id) as held:
-            return Ending.NOTHING_TO_DO if held is None else self._run(held, started)
+            return Ending.NOTHING_TO_DO if held is None else self._run(held)
 
-    def _run(self, held: Claim, started: Callable[[], None]) -> Ending:
+    def _run(self, held: Claim) -> Ending:
         lookup = Lookup() if self.cache is None else self.cache.look_up(held)
         run = Run(held, lookup, self.meters, self.tools)
         known = {request.id: self._known_tokens(request) for request in held.requests if can_resume(request)}
         share = Share(held.tenant_id, held.weight, held.priority, held.batch_id)
         run.submit(self.engine, share, job=held.batch_id, known=known)
-        started()
         self._runs.add(run)
         try:
             return self._follow(run)

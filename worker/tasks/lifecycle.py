@@ -52,9 +52,10 @@ logger = logging.getLogger(__name__)
 
 # A save takes milliseconds; while one that is cut off holds its locks, no other worker can take over.
 TRANSACTION_SECONDS = 7.0
-# How long a thread may keep Python's lock from another that wants it: a fiftieth of Python's default.
-# The engine's threads need it some twenty times in each Step, and runs of shards have it now and then.
-LOCK_SECONDS = 0.0001
+# How long a thread may keep Python's lock from another that wants it: a tenth of Python's default.
+# The engine's threads need it some twenty times in each Step, and runs of shards have it now and then. With
+# less, runs get it so late beside quick Steps that a new tenant's shard waits for those of others.
+LOCK_SECONDS = 0.0005
 # The most that batches of 600 results a second used at once; more are opened for the moment they are needed.
 KEPT_CONNECTIONS = 8
 

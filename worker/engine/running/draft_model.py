@@ -22,6 +22,7 @@ from worker.engine.requests.errors import ConfigError
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.running.cpu_placement import CpuPlacement
 from worker.engine.running.device import is_out_of_memory
+from worker.engine.running.heap import small_heap
 from worker.engine.running.input_builder import InputBuilder
 from worker.engine.running.kv_cache import allocate_kv_cache
 from worker.engine.running.model_runner import EIGHT_BITS, TORCH_DTYPES
@@ -73,7 +74,8 @@ class DraftModel:
         dtype, is_gpu = TORCH_DTYPES[config.dtype], config.device == "cuda"
         eight_bits = EIGHT_BITS.get(config.dtype)
         with torch.inference_mode():
-            with Weights(directory, dtype, device=device, is_gpu=is_gpu, eight_bits=eight_bits) as weights:
+            weights = Weights(directory, dtype, device=device, is_gpu=is_gpu, eight_bits=eight_bits)
+            with small_heap(), weights:
                 # Angles for the model's own length: a GPU's first Steps, which compile, run as far.
                 self._model = architecture.load(weights, info.max_model_len)
             self._kv_cache = allocate_kv_cache(config, architecture, info.num_blocks, dtype, device)

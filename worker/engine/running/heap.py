@@ -15,6 +15,7 @@ LARGEST_WHILE_LOADING, LARGEST_IN_STEPS = 1 << 20, 32 << 20
 def small_heap() -> Iterator[None]:
     """Keep no freed memory while a model is loaded, nor what was freed before.
 
+    Large zeros take no memory before they are written; glibc would write those of all threads but the first.
     Weights that stay lie between tensors that are freed, so the heap would keep the memory of both.
     """
     library = ctypes.CDLL(None)

@@ -10,6 +10,7 @@ from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache, PagedCache
 from worker.engine.models.registry import Architecture, read_architecture
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import ConfigError
+from worker.engine.running.heap import small_heap
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[PagedCache]:
-    """Return the memory of every layer's Blocks."""
+    """Return the memory of every layer's Blocks; on a CPU it is taken as they fill."""
     shape = (num_blocks, architecture.num_kv_heads, config.block_size, architecture.head_dim)
     layers = range(architecture.num_layers)
     if config.device == "cuda":
@@ -92,4 +93,5 @@ def allocate_kv_cache(
             GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format, device=device) for _ in layers
         ]
     stored = torch.int8 if config.kv_format == "int8" else dtype
-    return [LayerCache.allocate(*shape, stored) for _ in layers]
+    with small_heap():
+        return [LayerCache.allocate(*shape, stored) for _ in layers]

@@ -89,8 +89,7 @@ class ModelRunner:
                 size = measured_kv_cache_size(
                     config, architecture, self._model, dtype, self.device, max_model_len=longest
                 )
-            with small_heap():  # the memory of a KV cache is taken as it fills
-                self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, self.device)
+            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, self.device)
             self.medusa = _medusa(config, self._model, architecture, weights.activation_dtype, self.device)
             if config.device == "cuda":
                 self._gpu = self._gpu_steps(config, architecture, dtype, size.max_model_len)
