@@ -60,7 +60,7 @@ class Services:
     def read_forecaster(self, model: str | None) -> Forecaster:
         """Return a Forecaster of a model's batches from what is known now; None: of all batches."""
         return read_forecaster(
-            self.store, self.everybody, self.learned, model=model, shard_size=self.settings.shard_size
+            self.store, self.everybody, self.learned, model=model, shard_sizes=self.settings.shard_sizes
         )
 
     def read_forecasters(self, views: Sequence[BatchView]) -> dict[str | None, Forecaster]:

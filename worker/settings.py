@@ -17,6 +17,7 @@ DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
 DEFAULT_DATA_DIR = ".data"
 DEFAULT_HOST = "127.0.0.1"
 DATABASE_URL_FILE = "database_url"  # of an embedded Postgres, in the data directory while it runs
+SHARD_SIZES = (64, 256)  # requests of a full shard, from slow ones to quick ones
 EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: starting the process again does not help
 LOOPBACK_NETWORKS = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
@@ -139,7 +140,11 @@ class Settings(BaseSettings):
     batch_memory_share: float = Field(default=0.5, gt=0, le=1)
 
     # Shards, leases and the dispatcher.
-    shard_size: int = Field(default=64, gt=0, description="requests one message carries")
+    shard_size: int | None = Field(
+        default=None,
+        gt=0,
+        description="requests one message carries; unset: 64 to 256, as many as a worker runs in 2 seconds",
+    )
     shards_in_flight: int = Field(default=10, gt=0, description="shards that feed one engine at once")
     interactive_in_flight: int = Field(
         default=16, gt=0, description="interactive shards that run beside those of batches"
@@ -272,6 +277,11 @@ class Settings(BaseSettings):
     def has_pooler(self) -> bool:
         """Return whether DATABASE_URL names a pooler, so that only a transaction has a session."""
         return self.direct_url != self.database_url
+
+    @property
+    def shard_sizes(self) -> tuple[int, int]:
+        """The fewest and the most requests of a full shard (worker/forecasts/forecaster.py chooses)."""
+        return SHARD_SIZES if self.shard_size is None else (self.shard_size, self.shard_size)
 
     @property
     def webhook_secrets(self) -> list[str]:

@@ -92,7 +92,7 @@ def retry(
                     session,
                     batch_id,
                     with_cancelled=with_cancelled,
-                    shard_size=services.settings.shard_size,
+                    shard_size=services.settings.shard_sizes[0],
                 )
                 if new_id is not None:
                     note(services, session, "batch.retry", batch_id)

@@ -75,6 +75,7 @@ def store(
 
     """
     forecast = _forecast(services, batch)
+    shard_size = services.settings.shard_sizes[0] if forecast is None else forecast.shard_size
     if forecast is not None and batch.start_after is None:  # nobody knows what waits then
         batch = replace(batch, forecast_seconds=forecast.by_costs)
     with services.store.transaction() as session:
@@ -89,9 +90,9 @@ def store(
                 ) from error
         if batch_id is None:
             check_deadline(session, batch, forecast)
-            batch_id = batches.submit(session, batch, shard_size=services.settings.shard_size)
+            batch_id = batches.submit(session, batch, shard_size=shard_size)
             if experiment is not None:
-                start_experiment(session, batch_id, experiment, shard_size=services.settings.shard_size)
+                start_experiment(session, batch_id, experiment, shard_size=shard_size)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
         view = batch_views.get(session, batch_id)

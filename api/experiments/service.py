@@ -57,7 +57,7 @@ def create(services: Services, submission: ExperimentSubmission, *, actor: str) 
         longest = reassigning.longest(session, batch_id)
         (tokenizer,) = bound.tokenizers
         new = check_experiment(session, services, submission, tokenizer, longest)
-        start_experiment(session, batch_id, new, shard_size=services.settings.shard_size)
+        start_experiment(session, batch_id, new, shard_size=services.settings.shard_sizes[0])
         details = {"batch": batch_id, "model": new.model.label}
         audit.record(
             session,

@@ -31,6 +31,8 @@ from api.files.service import models_of
 from api.files.translator import Translator
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.tool_loops import ToolLimits
+from worker.forecasts.work import of_requests
+from worker.store.batches.batches import NewBatch
 from worker.store.database.renewing import renewing
 from worker.store.experiments import experiments
 from worker.store.files import batch_files, files
@@ -39,6 +41,7 @@ from worker.store.files.files import FileView
 from worker.store.requests.earlier import Earlier
 from worker.store.requests.requests import NewRequest
 from worker.values.results import RequestError
+from worker.values.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ CHUNK_LINES = 2048  # in the first transaction; then as many as were read before
 MAX_CHUNK_LINES, MAX_CHUNK_BYTES = 16_384, 16 << 20
 TURN_LINES = 32_768  # then the next batch gets a turn
 RETRY_AFTER = timedelta(seconds=5)
+BYTES_PER_TOKEN = 4  # of most texts and tokenizers
 # Batches whose earlier requests are remembered between turns, to find Duplicates.
 MAX_BATCHES_REMEMBERED = 8
 
@@ -181,6 +185,7 @@ class BatchReader:
 
     def _store(self, held: FilesClaim, chunk: "_Chunk", *, may_repeat: bool) -> int | None:
         earlier = self._earlier.setdefault(held.batch_id, Earlier())
+        shard_size = self._shard_size(held, chunk.requests)
         with self.services.store.transaction() as session:
             given = chunk.requests
             if may_repeat:
@@ -193,18 +198,28 @@ class BatchReader:
                 given,
                 read_offset=chunk.read_offset,
                 read_lines=chunk.read_lines,
-                shard_size=self.services.settings.shard_size,
+                shard_size=shard_size,
                 lease=LEASE,
                 earlier=earlier,
             )
             if num_left is not None:
-                size = self.services.settings.shard_size
-                experiments.take_lines(session, held.batch_id, len(given), shard_size=size)
+                experiments.take_lines(session, held.batch_id, len(given), shard_size=shard_size)
         if not num_left:
             del self._earlier[held.batch_id]
         while len(self._earlier) > MAX_BATCHES_REMEMBERED:
             self._earlier.popitem(last=False)
         return num_left
+
+    def _shard_size(self, held: FilesClaim, given: Sequence[NewRequest]) -> int:
+        """Return how many of these requests a shard gets; their tokens are guessed from their bytes."""
+        forecaster = self.services.read_forecaster(held.model_fingerprint)
+        guessed = [
+            replace(one, num_prompt_tokens=one.num_bytes // BYTES_PER_TOKEN)
+            for one in given
+            if one.error is None
+        ]
+        batch = NewBatch(SamplingParams(), guessed)
+        return forecaster.shard_size_of(of_requests(batch, guessed, forecaster.lengths))
 
     def _lines(
         self, splitter: LineSplitter, file: FileView, start: int

@@ -226,6 +226,6 @@ def _submit(
         )
         if needs_worker and not is_served:
             raise NoWorkerError(f"No worker serves {model.label} now. Nothing was accepted. Try again.")
-        batches.submit(session, batch, shard_size=services.settings.shard_size)
+        batches.submit(session, batch, shard_size=services.settings.shard_sizes[0])
         if beside is not None:
             beside(session)

@@ -87,7 +87,7 @@ def submit(services: Services, body: ResponseBody, key: IdempotencyKey | None) -
     with services.store.transaction() as session:
         batch_id = None if key is None else _find_submitted(session, key)
         if batch_id is None:
-            batch_id = batches.submit(session, batch, shard_size=services.settings.shard_size)
+            batch_id = batches.submit(session, batch, shard_size=services.settings.shard_sizes[0])
             responses.add(session, new)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)

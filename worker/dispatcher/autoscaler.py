@@ -182,7 +182,7 @@ class Autoscaler:
             self.store,
             self._learned,
             model=fingerprint,
-            shard_size=self.config.shard_size,
+            shard_sizes=self.config.shard_sizes,
             max_live=MAX_LIVE,
         )
         if forecaster.machine is None and engine is not None:

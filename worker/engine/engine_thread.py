@@ -24,6 +24,9 @@ from worker.values.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
+# Requests that are tokenized before the engine may start them.
+ENCODED_AT_ONCE = 64
+
 _Key = tuple[Submission[Any], Hashable]  # the request's id inside the engine
 
 
@@ -136,16 +139,21 @@ class EngineThread:
         for request in requests:
             if isinstance(request, GenerationRequest) and request.params.format is not None:
                 engine.grammars.prepare(request.params.format)
-        order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
-            if self.failure is not None:
-                raise EngineFailedError("the engine failed") from self.failure
-            if self._is_closed:
-                raise EngineStoppedError("the engine is stopped and takes no more requests")
-            if requests:
-                submission.expect(len(requests))
-                self._inbox.append(order)
+            self._check_open()
+            submission.expect(len(requests))
+        for start in range(0, len(requests), ENCODED_AT_ONCE):
+            some = encode_requests(requests[start : start + ENCODED_AT_ONCE], engine.tokenizer)
+            with self._wake:
+                self._check_open()
+                self._inbox.append(_Order(submission, tuple(some)))
                 self._wake.notify_all()
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise EngineFailedError("the engine failed") from self.failure
+        if self._is_closed:
+            raise EngineStoppedError("the engine is stopped and takes no more requests")
 
     def clear_prefix_cache(self) -> None:
         """Make the engine forget the contents of cached Blocks before its next Step."""

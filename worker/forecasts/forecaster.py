@@ -29,6 +29,9 @@ MAX_LIVE = 100
 # Seconds between a worker's saves.
 SAVED_EVERY = 1.5
 MAX_LEARNED = 256  # tenants whose lengths are kept
+# A shard gets as many requests as take a worker so long. It costs a worker's process some 25 ms in all, and
+# its requests run on one worker: docs/decisions/0051.
+SHARD_SECONDS = 2.0
 # Steps of other workers and of fuller engines may cost so much less, or more.
 COST_DOUBT = 1.25
 
@@ -40,6 +43,7 @@ class Forecast:
     seconds: Range
     waiting_seconds: float  # the part of the expected seconds that other work causes
     by_costs: float  # the expected seconds by Step costs alone, before calibration
+    shard_size: int  # how many requests a full shard of it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Forecaster:
     live: Sequence[BatchView]
     unseen: Backlog | None  # the work of live batches that are not in `live`
     weights: Mapping[str, float]
-    shard_size: int
+    shard_sizes: tuple[int, int]  # the fewest and the most requests of a full shard
 
     def work_of(self, view: BatchView) -> BatchWork:
         """Return the work left of a live batch; without a known worker, assume all of it to run at once."""
@@ -124,6 +128,14 @@ class Forecaster:
         found = Range(expected, expected, expected).widened(1 / COST_DOUBT, COST_DOUBT)
         return found.widened(seconds(outputs.low) / expected, seconds(outputs.high) / expected)
 
+    def shard_size_of(self, work: BatchWork) -> int:
+        """Return how many requests a full shard of this work has: a worker runs it in SHARD_SECONDS."""
+        fewest, most = self.shard_sizes
+        seconds = self.worker_seconds(work)
+        if seconds is None or seconds.expected <= 0:
+            return fewest
+        return round(min(max(fewest, work.num_requests * SHARD_SECONDS / seconds.expected), most))
+
     def tail_seconds(self, work: BatchWork) -> float:
         """Return the seconds that the longest output adds, however many workers share the work.
 
@@ -153,9 +165,10 @@ class Forecaster:
         overhead: float = 1.0,
     ) -> Forecast:
         others = self._others(live, tenant=tenant, priority=priority) if live else []
+        shard_size = self.shard_size_of(own)
 
         def seconds(on: Machine, tokens: float, beside: Sequence[Job]) -> float:
-            workers_used = min(on.num_workers, max(1.0, own.num_requests / self.shard_size))
+            workers_used = min(on.num_workers, max(1.0, own.num_requests / shard_size))
             job = Job.of(own, tokens, tenant=tenant, priority=priority, num_workers=workers_used)
             return simulation.seconds(job, [replace(other) for other in beside], on, self.weights)
 
@@ -172,7 +185,7 @@ class Forecaster:
         for low, high in doubts if expected > 0 else ():
             forecast = forecast.widened(low / expected, high / expected)
         waiting = self.calibration.factor * max(0.0, expected - alone)
-        return Forecast(forecast, waiting, expected)
+        return Forecast(forecast, waiting, expected, shard_size)
 
     def _others(self, live: Sequence[BatchView], *, tenant: str, priority: int) -> list[Job]:
         assert self.machine is not None  # noqa: S101 - the callers have checked it
@@ -188,7 +201,7 @@ class Forecaster:
                     work.output_tokens.expected,
                     tenant=view.tenant_id,
                     priority=view.priority,
-                    num_workers=min(num_workers, max(1.0, work.num_requests / self.shard_size)),
+                    num_workers=min(num_workers, max(1.0, work.num_requests / self.shard_size_of(work))),
                 )
             )
         if self.unseen is not None:
@@ -242,7 +255,7 @@ def read_forecaster(
     learned: Learned,
     *,
     model: str | None,
-    shard_size: int,
+    shard_sizes: tuple[int, int],
     max_live: int = MAX_LIVE,
 ) -> Forecaster:
     """Return a Forecaster of a model, None: of all models. `own` shows one tenant's rows, for the lengths.
@@ -264,7 +277,7 @@ def read_forecaster(
         live=live,
         unseen=unseen,
         weights=weights,
-        shard_size=shard_size,
+        shard_sizes=shard_sizes,
     )
 
 

@@ -136,7 +136,7 @@ def _limits(batch: NewBatch, requests: Sequence[NewRequest]) -> tuple[list[int],
     for request in requests:
         params = request.params or batch.params
         if isinstance(params, SamplingParams):
-            num_outputs = request.max_output_tokens(batch.params) // request.max_tokens
+            num_outputs = request.max_output_tokens(batch.params) // max(1, request.max_tokens)
             (fixed if params.ignore_eos else free).extend([request.max_tokens] * num_outputs)
     return fixed, free
 

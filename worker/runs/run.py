@@ -25,7 +25,7 @@ from worker.values.outcomes import FinishReason
 from worker.values.results import NewResult
 
 # Results are saved at once when this many wait, else every `save_seconds`.
-SAVE_AT = 64
+SAVE_AT = 256
 # How long a run waits for the engine to end cancelled requests, which takes one Step.
 CUT_SECONDS = 10.0
 

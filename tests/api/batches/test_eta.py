@@ -37,7 +37,7 @@ def knowing(lengths: LearnedLengths, *, machine: Machine | None = None) -> Forec
         live=(),
         unseen=None,
         weights={},
-        shard_size=64,
+        shard_sizes=(64, 64),
     )
 
 

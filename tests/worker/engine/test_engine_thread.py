@@ -1,18 +1,21 @@
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for
 from tests.fixtures.tiny_llama import reference_tokens
+from worker.engine import engine_thread
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.errors import CheckpointError, EngineFailedError, EngineStoppedError
-from worker.engine.requests.generation import Completion, GenerationRequest
+from worker.engine.requests.generation import Completion, EngineRequest, GenerationRequest
 from worker.engine.scheduling.plan import StepOutput
 from worker.engine.submission import Submission
+from worker.engine.text.encoding import encode_requests
+from worker.engine.text.tokenizer import Tokenizer
 
 PROMPTS = [(5, 6, 7), (9,) * 20, (3, 1, 4, 1, 5, 9)]
 WAIT_SECONDS = 60.0
@@ -68,6 +71,27 @@ def test_text_is_tokenized_on_the_way_in(thread: EngineThread) -> None:
     completions = collect(thread.submit(requests_for(prompts, greedy(3))))
     assert [completion.num_prompt_tokens > 0 for completion in completions] == [True] * 3
     assert completions[1].num_prompt_tokens == 2
+
+
+def test_the_first_requests_run_while_the_next_are_tokenized(
+    thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def encode(requests: Sequence[EngineRequest], tokenizer: Tokenizer) -> list[EngineRequest]:
+        if sizes:  # the Steps of the first ones are over before there are others
+            deadline = time.monotonic() + WAIT_SECONDS
+            while thread.stats.decode_tokens < 6:
+                assert time.monotonic() < deadline, "the first requests do not run"
+                time.sleep(0.01)
+        sizes.append(len(requests))
+        return encode_requests(requests, tokenizer)
+
+    monkeypatch.setattr(engine_thread, "ENCODED_AT_ONCE", 2)
+    monkeypatch.setattr(engine_thread, "encode_requests", encode)
+    completions = collect(thread.submit(requests_for(["a", "b", "c"], greedy(3))))
+    assert sizes == [2, 1]
+    assert [len(completion.token_ids) for completion in completions] == [3] * 3
 
 
 def test_nothing_submitted_is_done_at_once(thread: EngineThread) -> None:

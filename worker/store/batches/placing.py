@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import insert
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import Lane, ShardState
@@ -58,12 +58,16 @@ def add_shards(
             expires_at=expires_at,
             model_fingerprint=fingerprint,
             lane=lane,
-            first=first_position // shard_size,
+            first=_num_shards(session, batch_id) if first_position else 0,
         )
         for index, place in zip(indices, placed, strict=True):
             its_shards[index] = shard_ids[place]
     requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
     return its_shards
+
+
+def _num_shards(session: Session, batch_id: str) -> int:
+    return session.scalar(select(func.count()).where(ShardRow.batch_id == batch_id)) or 0
 
 
 def _add_empty_shards(
