@@ -18,6 +18,7 @@ from api.inputs.cursors import cut
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.states import BatchStatus
 from worker.forecasts.forecaster import Forecast
+from worker.forecasts.work import distinct
 from worker.store.batches import batch_views, batches, idempotency
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
@@ -25,6 +26,7 @@ from worker.store.batches.labels import Labels
 from worker.store.counts import batch_counts, usage
 from worker.store.experiments.experiments import NewExperiment
 from worker.store.requests import attempts, batch_models, request_views, result_views
+from worker.store.requests.placement import digest_of
 from worker.store.webhooks import delivery_log
 from worker.values.results import num_bytes
 
@@ -74,7 +76,8 @@ def store(
         KeyReusedError: the idempotency key was used for another body.
 
     """
-    forecast = _forecast(services, batch)
+    digests = [digest_of(request, batch.params) for request in batch.requests]
+    forecast = _forecast(services, replace(batch, requests=distinct(batch, digests)))
     shard_size = services.settings.shard_sizes[0] if forecast is None else forecast.shard_size
     if forecast is not None and batch.start_after is None:  # nobody knows what waits then
         batch = replace(batch, forecast_seconds=forecast.by_costs)
@@ -90,7 +93,7 @@ def store(
                 ) from error
         if batch_id is None:
             check_deadline(session, batch, forecast)
-            batch_id = batches.submit(session, batch, shard_size=shard_size)
+            batch_id = batches.submit(session, batch, shard_size=shard_size, digests=digests)
             if experiment is not None:
                 start_experiment(session, batch_id, experiment, shard_size=shard_size)
             if key is not None:
@@ -104,13 +107,15 @@ def store(
 
 
 def _forecast(services: Services, batch: NewBatch) -> Forecast | None:
-    """Return the forecast of the model that is done last; None if one of them has none."""
+    """Return the forecast of the model that is done last; None if one has none, or no request runs."""
     found = []
     for model, requests in batch_models.by_model(batch.requests, batch.model).items():
         forecaster = services.read_forecaster(None if model is None else model.fingerprint)
         found.append(forecaster.of_new(replace(batch, requests=requests)))
     known = [forecast for forecast in found if forecast is not None]
-    return max(known, key=lambda one: one.seconds.expected) if len(known) == len(found) else None
+    if len(known) < len(found):
+        return None
+    return max(known, key=lambda one: one.seconds.expected, default=None)
 
 
 def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -> BatchAnswer:

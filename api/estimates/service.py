@@ -24,6 +24,7 @@ from worker.forecasts.ranges import Range
 from worker.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
 from worker.store.batches.batches import NewBatch
 from worker.store.requests import batch_models
+from worker.store.requests.placement import digest_of
 from worker.values.sampling import SamplingParams
 
 
@@ -89,9 +90,10 @@ def _estimate(services: Services, batch: NewBatch) -> Estimate:
 
 def _of_model(services: Services, batch: NewBatch, model: Model | None) -> WorkEstimate:
     forecaster = services.read_forecaster(None if model is None else model.fingerprint)
-    different = distinct(batch)
+    digests = [digest_of(request, batch.params) for request in batch.requests]
+    different = distinct(batch, digests)
     cost = forecaster.device_seconds(of_requests(batch, different, forecaster.lengths))
-    forecast = forecaster.of_new(batch)
+    forecast = forecaster.of_new(replace(batch, requests=different))
     outputs = output_tokens(batch, batch.requests, forecaster.lengths)
     return WorkEstimate(
         requests=len(batch.requests),

@@ -53,6 +53,7 @@ MAX_CHUNK_LINES, MAX_CHUNK_BYTES = 16_384, 16 << 20
 TURN_LINES = 32_768  # then the next batch gets a turn
 RETRY_AFTER = timedelta(seconds=5)
 BYTES_PER_TOKEN = 4  # of most texts and tokenizers
+SAMPLED = 256  # requests of a Chunk by which the size of its shards is chosen, at most
 # Batches whose earlier requests are remembered between turns, to find Duplicates.
 MAX_BATCHES_REMEMBERED = 8
 
@@ -211,11 +212,14 @@ class BatchReader:
         return num_left
 
     def _shard_size(self, held: FilesClaim, given: Sequence[NewRequest]) -> int:
-        """Return how many of these requests a shard gets; their tokens are guessed from their bytes."""
+        """Return how many of these requests a shard gets, by some of them.
+
+        The tokens of their prompts are guessed from the bytes.
+        """
         forecaster = self.services.read_forecaster(held.model_fingerprint)
         guessed = [
             replace(one, num_prompt_tokens=one.num_bytes // BYTES_PER_TOKEN)
-            for one in given
+            for one in given[:: len(given) // SAMPLED + 1]
             if one.error is None
         ]
         batch = NewBatch(SamplingParams(), guessed)

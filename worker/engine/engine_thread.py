@@ -119,7 +119,7 @@ class EngineThread:
 
         Ids must be unique only among these requests. `on_delta` receives the text of streamed requests as it
         comes; it is called on a thread of the engine, so it must be quick. Text is tokenized and grammars are
-        compiled here, in the caller's thread.
+        compiled here, in the caller's thread; the first requests may run while the next are tokenized.
 
         Raises ValueError on a repeated id, and EngineStoppedError or EngineFailedError once the thread takes
         no more work.

@@ -16,7 +16,7 @@ from worker.forecasts.calibration import Calibration, calibrate
 from worker.forecasts.lengths import LearnedLengths
 from worker.forecasts.ranges import Range
 from worker.forecasts.simulation import Job, Machine
-from worker.forecasts.work import BatchWork, distinct, of_live, of_requests, of_the_rest
+from worker.forecasts.work import BatchWork, of_live, of_requests, of_the_rest
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
@@ -72,10 +72,10 @@ class Forecaster:
         return left + (0 if self.unseen is None else self.unseen.num_requests)
 
     def of_new(self, batch: NewBatch) -> Forecast | None:
-        """Return the forecast of a batch submitted now; None if nothing was measured yet."""
+        """Return the forecast of a new batch whose requests all run; None if nothing was measured yet."""
         if self.machine is None:
             return None
-        own = of_requests(batch, distinct(batch), self.lengths)
+        own = of_requests(batch, batch.requests, self.lengths)
         return self._forecast(self.machine, own, self.live, tenant=self.tenant, priority=batch.priority)
 
     def left_of(self, view: BatchView) -> Range | None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean, pstdev
 
+from worker.contract.models import Model
 from worker.forecasts.lengths import LEAST_DEVIATION, LearnedLengths, even_curve, within
 from worker.forecasts.ranges import DEVIATIONS, Range
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
-from worker.store.requests.placement import digest_of
 from worker.store.requests.requests import NewRequest
 from worker.store.watching.outlook import Backlog
 from worker.values.sampling import SamplingParams
@@ -32,18 +32,21 @@ class BatchWork:
     context: float  # tokens that its tokens attend to, summed
 
 
-def distinct(batch: NewBatch) -> list[NewRequest]:
-    """Return the requests of a new batch that would run, without Duplicates and wrong ones."""
-    seen: set[bytes] = set()
+def distinct(batch: NewBatch, digests: Sequence[bytes | None]) -> list[NewRequest]:
+    """Return the requests of a new batch that would run, without Duplicates and wrong ones.
+
+    `digests` holds `digest_of` each request.
+    """
+    seen: set[tuple[bytes, Model | None]] = set()
     found = []
-    for request in batch.requests:
+    for request, digest in zip(batch.requests, digests, strict=True):
         if request.error is not None:
             continue
-        digest = digest_of(request, batch.params)
-        if digest is None or digest not in seen:
+        if digest is None:
             found.append(request)
-        if digest is not None:
-            seen.add(digest)
+        elif (one := (digest, request.model or batch.model)) not in seen:
+            found.append(request)
+            seen.add(one)
     return found
 
 

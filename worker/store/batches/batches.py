@@ -72,10 +72,12 @@ def new_id() -> str:
     return f"batch_{uuid4().hex}"
 
 
-def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
+def submit(
+    session: Session, batch: NewBatch, *, shard_size: int, digests: Sequence[bytes | None] | None = None
+) -> str:
     """Write the batch, its shards and its requests; return the batch's id. The caller commits.
 
-    A request with an error fails at once.
+    A request with an error fails at once. `digests` holds `digest_of` each request, if the caller has them.
 
     Raises:
         QuotaExceededError: the batch exceeds what its tenant may have now.
@@ -100,6 +102,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         expires_at=expires_at,
         model_fingerprint=None if batch.model is None else batch.model.fingerprint,
         lane=batch.lane,
+        digests=digests,
         joined=joined,
     )
     if batch.lane is Lane.INTERACTIVE:
