@@ -140,7 +140,7 @@ def measure(store: Store, count: int, endpoint: str = ENDPOINTS[0]) -> dict[str,
         num_rows = _num_rows(store, found["batch_id"])
         if num_rows != count:
             raise SessionError(f"{count} requests were accepted and {num_rows} are there")
-        claims = claim_ms(store) if count >= NUM_CLAIMS * config.shard_sizes[1] else {}
+        claims = claim_ms(store) if count >= NUM_CLAIMS * config.shard_sizes[0] else {}
     return {
         "requests": count,
         **{name: round(found[name], 2) for name in ("upload_s", "durable_s", "accept_s")},
