@@ -1,5 +1,6 @@
 """Submits, reads, lists and cancels batches. Each function is one transaction, or one page."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -77,7 +78,7 @@ def store(
 
     """
     digests = [digest_of(request, batch.params) for request in batch.requests]
-    forecast = _forecast(services, replace(batch, requests=distinct(batch, digests)))
+    forecast = _forecast(services, batch, digests)
     shard_size = services.settings.shard_sizes[0] if forecast is None else forecast.shard_size
     if forecast is not None and batch.start_after is None:  # nobody knows what waits then
         batch = replace(batch, forecast_seconds=forecast.by_costs)
@@ -106,16 +107,15 @@ def store(
     return view
 
 
-def _forecast(services: Services, batch: NewBatch) -> Forecast | None:
-    """Return the forecast of the model that is done last; None if one has none, or no request runs."""
+def _forecast(services: Services, batch: NewBatch, digests: Sequence[bytes | None]) -> Forecast | None:
+    """Return the forecast of the model that is done last; None if one of them has none."""
     found = []
-    for model, requests in batch_models.by_model(batch.requests, batch.model).items():
+    different = batch_models.by_model(distinct(batch, digests), batch.model)
+    for model in batch_models.by_model(batch.requests, batch.model):
         forecaster = services.read_forecaster(None if model is None else model.fingerprint)
-        found.append(forecaster.of_new(replace(batch, requests=requests)))
+        found.append(forecaster.of_new(replace(batch, requests=different.get(model, []))))
     known = [forecast for forecast in found if forecast is not None]
-    if len(known) < len(found):
-        return None
-    return max(known, key=lambda one: one.seconds.expected, default=None)
+    return max(known, key=lambda one: one.seconds.expected) if len(known) == len(found) else None
 
 
 def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -> BatchAnswer:
