@@ -1,5 +1,6 @@
 """How many requests a shard gets: as many as a worker runs in two seconds, from 64 to 256."""
 
+import json
 from typing import Any
 
 import pytest
@@ -96,3 +97,11 @@ def test_lines_that_generate_nothing_are_placed(store: Store, reader: BatchReade
     create(file_of(3, max_tokens=0, echo=True, logprobs=1))
     read(reader)
     assert sizes(store) == [3]
+
+
+def test_an_estimate_counts_lines_that_generate_nothing(client: TestClient, store: Store) -> None:
+    measured_worker(store)
+    given = json.loads(line("row-0", body=body(max_tokens=0, echo=True, logprobs=1)))
+    answer = client.post("/v1/batches/estimate", json={"lines": [given]})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["requests"], answer.json()["max_output_tokens"]) == (1, 0)
