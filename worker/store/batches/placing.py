@@ -58,7 +58,7 @@ def add_shards(
             expires_at=expires_at,
             model_fingerprint=fingerprint,
             lane=lane,
-            first=_num_shards(session, batch_id) if first_position else 0,
+            first=_num_shards(session, batch_id, fingerprint) if first_position else 0,
         )
         for index, place in zip(indices, placed, strict=True):
             its_shards[index] = shard_ids[place]
@@ -66,8 +66,9 @@ def add_shards(
     return its_shards
 
 
-def _num_shards(session: Session, batch_id: str) -> int:
-    return session.scalar(select(func.count()).where(ShardRow.batch_id == batch_id)) or 0
+def _num_shards(session: Session, batch_id: str, model_fingerprint: str) -> int:
+    its = (ShardRow.batch_id == batch_id, ShardRow.model_fingerprint == model_fingerprint)
+    return session.scalar(select(func.count()).where(*its)) or 0
 
 
 def _add_empty_shards(
