@@ -223,9 +223,7 @@ class Engine:
         """
         self._meter.resume()
         self._readings.release()
-        can_divide = guard is not None and self.steps_at_once > 1
-        most = self._scheduler.rows_beside(self.steps_at_once) if can_divide else None
-        plan = self._scheduler.schedule(most)
+        plan = self._scheduler.schedule(1 if guard is None else self.steps_at_once)
         if guard is not None and plan.is_beside:
             self._run_beside(plan, guard)
         else:

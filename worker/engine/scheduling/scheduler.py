@@ -61,6 +61,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # urgent ones first, then by arrival
         self._urgent: list[tuple[int, Sequence]] = []  # waiting ones, a heap by arrival
         self._max_urgent = max(1, max_num_sequences // 2)
+        self._num_alone = 0  # running ones whose Steps hold no other
         self.num_steps = 0  # that have begun and not ended
         self._leaving: list[Sequence] = []  # finished ones that a Step still holds
         self._must_make_room = False  # an urgent Sequence waits for running ones to end
@@ -101,10 +102,8 @@ class Scheduler:
         """Return the most Sequences of each Step if so many run at once; None: only one may run now."""
         num_waiting = 0 if self._is_settled else self._num_waiting  # no room for them
         expected = min(self.limits.max_num_sequences, len(self._running) + num_waiting)
-        if expected < LEAST_ROWS * num_steps or self._urgent:
-            return None
-        is_plain = not any(one.is_urgent or one.is_alone for one in self._running)
-        return -(-expected // num_steps) if is_plain else None
+        is_plain = not (self._urgent or self._num_alone or (self._running and self._running[0].is_urgent))
+        return -(-expected // num_steps) if is_plain and expected >= LEAST_ROWS * num_steps else None
 
     @property
     def has_others(self) -> bool:
@@ -126,17 +125,18 @@ class Scheduler:
             self._leaving.remove(sequence)
             self._release(sequence)
 
-    def schedule(self, most: int | None = None) -> StepPlan:
+    def schedule(self, num_steps: int = 1) -> StepPlan:
         """Return the next Step's plan, with Blocks allocated for every token in it.
 
-        It leaves out the Sequences of Steps between `begin` and `end`. `most` is what `rows_beside` returns.
-        A Step beside others has a share of the tokens too. If it has few Sequences although no other Step
-        runs, the others cannot run now, so it runs alone.
+        It leaves out the Sequences of Steps between `begin` and `end`. If up to `num_steps` run at once, each
+        has its share of the Sequences and of the tokens. If it has few Sequences although no other Step runs,
+        the others cannot run now, so it runs alone.
         """
+        most = self.rows_beside(num_steps) if num_steps > 1 else None
         preemptions = self.stats.preemptions
         self._admit_urgent()
         turn = self._turns.next(self._running, self._few)
-        size = self.limits.share(most)
+        size = self.limits.share(most, num_steps)
         entries = self._share_out(turn, size)
         if self._running and not (entries or self.num_steps):
             # The Sequence to run alone got no Block; the first always does.
@@ -230,19 +230,18 @@ class Scheduler:
                 continue  # ends as soon as the host sees its last token
             # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
             num_tokens = min(sequence.num_uncomputed_tokens, budget - num_later)
-            if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, entries):
+            num_known = sequence.num_computed_tokens + num_tokens
+            missing = -(-num_known // self._block_size) - len(sequence.block_table)
+            if missing <= 0 or self._reserve(sequence, missing, entries):
                 entries.append(ScheduledSequence.of(sequence, num_tokens))
                 budget -= num_tokens
         return entries
 
-    def _reserve(self, sequence: Sequence, num_tokens: int, entries: Items[ScheduledSequence]) -> bool:
-        """Give a running Sequence its Blocks, preempting Sequences that are not among the Step's `entries`.
+    def _reserve(self, sequence: Sequence, missing: int, entries: Items[ScheduledSequence]) -> bool:
+        """Give a running Sequence missing Blocks, preempting Sequences not among the Step's `entries`.
 
         Returns False if it was preempted itself.
         """
-        missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
-        if missing <= 0:
-            return True
         while missing > self.block_pool.num_free_blocks:
             has_share = {entry.sequence for entry in entries}
             # The first running Sequence is never preempted.
@@ -269,6 +268,7 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self._num_alone -= sequence.is_alone
         self._admission.stopped(sequence)
         if sequence.is_in_step:
             self._leaving.append(sequence)
@@ -397,3 +397,4 @@ class Scheduler:
         if sequence.may_be_held:
             self._gate.started(sequence)
         insort(self._running, sequence, key=order)
+        self._num_alone += sequence.is_alone

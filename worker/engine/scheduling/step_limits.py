@@ -17,11 +17,14 @@ class StepLimits:
         self._most = (max_num_sequences, max_tokens)
         self._num_good_steps = 0
 
-    def share(self, most: int | None) -> tuple[int, int]:
-        """Return the most Sequences and tokens of a Step: of one for `most` of the Sequences, or of any."""
+    def share(self, most: int | None, num_steps: int) -> tuple[int, int]:
+        """Return the most Sequences and tokens of one of `num_steps` Steps at once.
+
+        It runs for `most` of the Sequences; None: it runs alone, for any number.
+        """
         if most is None:
             return sys.maxsize, self.max_tokens
-        return most, max(most, self.max_tokens * most // self.max_num_sequences)
+        return most, max(most, self.max_tokens // num_steps)
 
     def shrink(self, num_tokens: int) -> bool:
         """Limit Steps to half the tokens of one that was too large; return False if it had one token."""

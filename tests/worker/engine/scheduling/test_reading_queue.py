@@ -91,8 +91,8 @@ def test_a_memory_limit_bounds_the_blocks_of_readings(tiny_llama: Path) -> None:
     held: list[int] = []
     schedule = engine._scheduler.schedule
 
-    def watch(most: int | None) -> StepPlan:
-        plan = schedule(most)
+    def watch(num_steps: int) -> StepPlan:
+        plan = schedule(num_steps)
         held.append(engine._scheduler.block_pool.num_blocks - engine._scheduler.block_pool.num_free_blocks)
         return plan
 

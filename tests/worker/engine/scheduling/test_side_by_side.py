@@ -141,6 +141,15 @@ def test_rows_are_shared_evenly() -> None:
     assert scheduler.rows_beside(2) == 3
 
 
+def test_few_sequences_share_all_tokens() -> None:
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET)
+    for arrival in range(4):
+        scheduler.add(make_sequence(arrival, [1 + arrival] * BUDGET))
+    cache = CacheModel(BLOCK_SIZE)
+    plans = [cache.begin(scheduler, 2) for _ in range(2)]
+    assert [plan is not None and plan.num_tokens for plan in plans] == [BUDGET // 2] * 2
+
+
 @pytest.mark.parametrize("kind", ["is_urgent", "is_alone"])
 def test_some_sequences_need_all_threads(kind: str) -> None:
     scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET)
