@@ -61,7 +61,6 @@ class Scheduler:
         self._running: list[Sequence] = []  # urgent ones first, then by arrival
         self._urgent: list[tuple[int, Sequence]] = []  # waiting ones, a heap by arrival
         self._max_urgent = max(1, max_num_sequences // 2)
-        self._num_alone = 0  # running ones whose Steps hold no other
         self.num_steps = 0  # that have begun and not ended
         self._leaving: list[Sequence] = []  # finished ones that a Step still holds
         self._must_make_room = False  # an urgent Sequence waits for running ones to end
@@ -102,8 +101,10 @@ class Scheduler:
         """Return the most Sequences of each Step if so many run at once; None: only one may run now."""
         num_waiting = 0 if self._is_settled else self._num_waiting  # no room for them
         expected = min(self.limits.max_num_sequences, len(self._running) + num_waiting)
-        is_plain = not (self._urgent or self._num_alone or (self._running and self._running[0].is_urgent))
-        return -(-expected // num_steps) if is_plain and expected >= LEAST_ROWS * num_steps else None
+        if expected < LEAST_ROWS * num_steps or self._urgent:
+            return None
+        is_plain = not any(one.is_urgent or one.is_alone for one in self._running)
+        return -(-expected // num_steps) if is_plain else None
 
     @property
     def has_others(self) -> bool:
@@ -230,18 +231,19 @@ class Scheduler:
                 continue  # ends as soon as the host sees its last token
             # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
             num_tokens = min(sequence.num_uncomputed_tokens, budget - num_later)
-            num_known = sequence.num_computed_tokens + num_tokens
-            missing = -(-num_known // self._block_size) - len(sequence.block_table)
-            if missing <= 0 or self._reserve(sequence, missing, entries):
+            if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, entries):
                 entries.append(ScheduledSequence.of(sequence, num_tokens))
                 budget -= num_tokens
         return entries
 
-    def _reserve(self, sequence: Sequence, missing: int, entries: Items[ScheduledSequence]) -> bool:
-        """Give a running Sequence missing Blocks, preempting Sequences not among the Step's `entries`.
+    def _reserve(self, sequence: Sequence, num_tokens: int, entries: Items[ScheduledSequence]) -> bool:
+        """Give a running Sequence its Blocks, preempting Sequences that are not among the Step's `entries`.
 
         Returns False if it was preempted itself.
         """
+        missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
+        if missing <= 0:
+            return True
         while missing > self.block_pool.num_free_blocks:
             has_share = {entry.sequence for entry in entries}
             # The first running Sequence is never preempted.
@@ -268,7 +270,6 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._num_alone -= sequence.is_alone
         self._admission.stopped(sequence)
         if sequence.is_in_step:
             self._leaving.append(sequence)
@@ -397,4 +398,3 @@ class Scheduler:
         if sequence.may_be_held:
             self._gate.started(sequence)
         insort(self._running, sequence, key=order)
-        self._num_alone += sequence.is_alone
