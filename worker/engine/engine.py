@@ -88,6 +88,7 @@ class Engine:
             block_size=config.block_size,
             max_num_sequences=config.max_num_sequences,
             max_tokens_per_step=config.max_tokens_per_step,
+            steps_at_once=self._runner.steps_at_once,
             shares_prefixes=config.shares_prefixes,
             stats=self.stats,
         )
@@ -100,23 +101,12 @@ class Engine:
         counts_work = config.speculates and config.device == "cpu"
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences, counts_work=counts_work)
         self._steps = StepPipeline(self._runner, self._meter)
-        self.steps_at_once = self._most_steps_at_once()
+        self.steps_at_once = self._runner.steps_at_once  # one after a Step that ran out of memory
         arrivals = itertools.count(1)
         self._generations = Generations(
             info, self.tokenizer, self.grammars, eos_token_ids, self._scheduler, arrivals
         )
         self._readings = ReadingQueue(config, info, self.tokenizer, self._scheduler, arrivals, clock)
-
-    def _most_steps_at_once(self) -> int:
-        """Return into how many Steps the threads of a CPU divide without a rest, if Steps can be divided."""
-        config, num_threads = self.config, self._runner.num_threads or 1
-        can_divide = (
-            self._runner.is_one_region
-            and not config.speculates
-            and config.latency_target_seconds is None
-            and config.batch_policy.name == "continuous"
-        )
-        return next((count for count in (2, 3) if can_divide and num_threads % count == 0), 1)
 
     @property
     def model_info(self) -> ModelInfo:

@@ -174,9 +174,10 @@ class EngineThread:
     @property
     def limits(self) -> dict[str, Any]:
         """The configured limits of the engine, beside those in `model_info`."""
-        config = self._loaded_engine().config
+        engine = self._loaded_engine()
+        config = engine.config
         return {
-            "max_num_sequences": config.max_num_sequences,
+            "max_num_sequences": config.max_num_sequences * engine.steps_at_once,
             "max_tokens_per_step": config.max_tokens_per_step,
             "enable_prefix_cache": config.enable_prefix_cache,
             "admission": config.admission,

@@ -113,6 +113,7 @@ def test_tokens_are_those_of_one_thread(tiny_llama: Path, watch: Watch, override
         assert [one.token_ids for one in collect(thread.submit(requests))] == expected
         stats = thread.stats
         assert thread.block_use.num_used == 0
+        assert thread.limits["max_num_sequences"] == 2 * ROWS, "of both Steps"
         thread._loaded_engine().check_integrity()
     assert watch.most == 2
     assert watch.threads == {"engine", "engine-2"}
@@ -172,7 +173,7 @@ def test_cancelled_while_its_step_runs(tiny_llama: Path, watch: Watch) -> None:
 
 def test_an_urgent_request_runs_on_all_threads(tiny_llama: Path, watch: Watch) -> None:
     with _started(tiny_llama) as thread:
-        long = [GenerationRequest(index, (5, index + 2), greedy(100)) for index in range(ROWS)]
+        long = [GenerationRequest(index, (5, index + 2), greedy(100)) for index in range(2 * ROWS)]
         submission = thread.submit(long)
         while watch.num_steps < 20:
             time.sleep(0.001)

@@ -98,8 +98,9 @@ class ModelRunner:
             group=architecture.num_heads // architecture.num_kv_heads,
             head_dim=architecture.head_dim,
         )
+        self.steps_at_once = self._most_steps_at_once(config)
         self._input_builder = InputBuilder(
-            max_num_sequences=config.max_num_sequences,
+            max_num_sequences=config.max_num_sequences * self.steps_at_once,
             max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
             block_size=config.block_size,
         )
@@ -136,14 +137,20 @@ class ModelRunner:
         )
 
     @property
-    def num_threads(self) -> int | None:
-        """The most threads of a Step on a CPU; None on a GPU."""
-        return None if self._cores is None else self._cores.most
-
-    @property
     def is_one_region(self) -> bool:
         """Whether nearly all of a Step is one parallel region, which holds no lock of Python."""
         return self._cores is not None and self._model.is_one_region
+
+    def _most_steps_at_once(self, config: EngineConfig) -> int:
+        """Return into how many Steps the threads of a CPU divide without a rest, if Steps can be divided."""
+        can_divide = (
+            self.is_one_region
+            and not config.speculates
+            and config.latency_target_seconds is None
+            and config.batch_policy.name == "continuous"
+        )
+        num_threads = 1 if self._cores is None else self._cores.most
+        return next((count for count in (2, 3) if can_divide and num_threads % count == 0), 1)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Chosen:

@@ -44,6 +44,7 @@ class Scheduler:
         block_size: int,
         max_num_sequences: int,
         max_tokens_per_step: int,
+        steps_at_once: int = 1,
         shares_prefixes: bool = False,  # between groups
         gate: BatchGate | None = None,  # None: continuous batching
         stats: EngineStats | None = None,
@@ -56,7 +57,6 @@ class Scheduler:
         self._admission = admission
         self._gate = BatchGate() if gate is None else gate
         self._block_size = block_size
-        self._max_num_sequences = max_num_sequences
         self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
         self._running: list[Sequence] = []  # urgent ones first, then by arrival
         self._urgent: list[tuple[int, Sequence]] = []  # waiting ones, a heap by arrival
@@ -68,7 +68,7 @@ class Scheduler:
         self._num_waiting = 0  # the policy may also hold cancelled Sequences
         self._num_waiting_behind_gate = 0  # of them: generations that are not urgent
         self._is_settled = False  # waiting Sequences were refused, and no room was made since
-        self._free_rows = list(range(max_num_sequences))
+        self._free_rows = list(range(max_num_sequences * steps_at_once))
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -100,7 +100,7 @@ class Scheduler:
     def rows_beside(self, num_steps: int) -> int | None:
         """Return the most Sequences of each Step if so many run at once; None: only one may run now."""
         num_waiting = 0 if self._is_settled else self._num_waiting  # no room for them
-        expected = min(self.limits.max_num_sequences, len(self._running) + num_waiting)
+        expected = self.limits.expected(len(self._running), num_waiting)
         if expected < LEAST_ROWS * num_steps or self._urgent:
             return None
         is_plain = not any(one.is_urgent or one.is_alone for one in self._running)
@@ -133,11 +133,11 @@ class Scheduler:
         has its share of the Sequences and of the tokens. If it has few Sequences although no other Step runs,
         the others cannot run now, so it runs alone.
         """
-        most = self.rows_beside(num_steps) if num_steps > 1 else None
         preemptions = self.stats.preemptions
-        self._admit_urgent()
+        self._admit_urgent(num_steps)
+        most = self.rows_beside(num_steps) if num_steps > 1 else None
         turn = self._turns.next(self._running, self._few)
-        size = self.limits.share(most, num_steps)
+        size = self.limits.share(most)
         entries = self._share_out(turn, size)
         if self._running and not (entries or self.num_steps):
             # The Sequence to run alone got no Block; the first always does.
@@ -287,13 +287,12 @@ class Scheduler:
 
     def _admit_waiting(self, entries: list[ScheduledSequence], size: tuple[int, int]) -> None:
         """Admit waiting Sequences while budget, rows and Blocks last, and append their parts of the Step."""
-        most, budget = size
-        budget -= sum(entry.num_tokens for entry in entries)
-        num_held = 0
+        most, budget = size[0], size[1] - sum(entry.num_tokens for entry in entries)
+        most_running, num_held = self.limits.most_running, 0
         while (
             budget
-            and num_held < self._max_num_sequences
-            and ((self._has_free_row() and len(entries) < most) or self._admission.may_displace())
+            and num_held < self.limits.max_num_sequences
+            and ((self._has_row(most_running) and len(entries) < most) or self._admission.may_displace())
         ):
             sequence = self._admission.pop()
             if sequence is None:
@@ -329,7 +328,7 @@ class Scheduler:
         num_given = 0
         must_exchange = self._admission.must_exchange
         while must_exchange or not (
-            self._has_free_row()
+            self._has_row(self.limits.most_running)
             and (not sequence.may_be_held or self._gate.has_room(sequence, self._running))
             and self._admission.has_room(sequence, self._num_needed(sequence, cached), self._running)
         ):
@@ -346,14 +345,14 @@ class Scheduler:
             entries[:] = [entry for entry in entries if entry.sequence is not victim]
         return num_given
 
-    def _has_free_row(self) -> bool:
-        most = min(self.limits.max_num_sequences, self._gate.max_running)
-        return bool(self._free_rows) and len(self._running) < most
+    def _has_row(self, most: int) -> bool:
+        return bool(self._free_rows) and len(self._running) < min(most, self._gate.max_running)
 
-    def _admit_urgent(self) -> None:
+    def _admit_urgent(self, num_steps: int) -> None:
         """Admit urgent Sequences in order of arrival, preempting others where there is no room."""
         self._must_make_room = False
         num_urgent = sum(sequence.is_urgent for sequence in self._running)
+        self.limits.start_step(num_steps, is_urgent=bool(num_urgent or self._urgent))
         while self._urgent and num_urgent < self._max_urgent and not self._turns.must_yield:
             sequence = self._urgent[0][1]
             if sequence.state is not SequenceState.WAITING:
@@ -361,7 +360,7 @@ class Scheduler:
                 continue
             cached = self._prefixes.cached(sequence)
             missing = self._num_needed(sequence, cached) - self.block_pool.num_free_blocks
-            if self._has_free_row() and missing <= 0:
+            if self._has_row(self.limits.most_rows) and missing <= 0:
                 heappop(self._urgent)
                 self._admit(sequence, cached)
                 num_urgent += 1

@@ -4,8 +4,10 @@ worker/engine/scheduling/latency_target.py moves the limits within which this ha
 """
 
 import sys
+import time
 
 GROW_AFTER_STEPS = 64
+URGENT_SECONDS = 10.0  # so long after urgent work more of it is expected
 
 
 class StepLimits:
@@ -16,15 +18,41 @@ class StepLimits:
         self.max_tokens = max_tokens
         self._most = (max_num_sequences, max_tokens)
         self._num_good_steps = 0
+        self._num_steps = 1  # that may run at once
+        self._urgent_until = float("-inf")
 
-    def share(self, most: int | None, num_steps: int) -> tuple[int, int]:
-        """Return the most Sequences and tokens of one of `num_steps` Steps at once.
+    def start_step(self, num_steps: int, *, is_urgent: bool) -> None:
+        """Note how many Steps may run at once, and whether urgent work runs or waits."""
+        self._num_steps = num_steps
+        if is_urgent:
+            self._urgent_until = time.monotonic() + URGENT_SECONDS
 
-        It runs for `most` of the Sequences; None: it runs alone, for any number.
+    @property
+    def most_rows(self) -> int:
+        """The most Sequences of all Steps that may run at once."""
+        return self.max_num_sequences * self._num_steps
+
+    @property
+    def most_running(self) -> int:
+        """The most Sequences that may run: `most_rows`, but those of one Step if urgent work is expected.
+
+        Urgent work waits until all Steps have ended, so these are then shorter.
         """
-        if most is None:
-            return sys.maxsize, self.max_tokens
-        return most, max(most, self.max_tokens // num_steps)
+        is_expected = self._num_steps > 1 and time.monotonic() < self._urgent_until
+        return self.max_num_sequences if is_expected else self.most_rows
+
+    def expected(self, num_running: int, num_waiting: int) -> int:
+        """Return how many Sequences run once those that wait have started, as far as they may."""
+        return max(num_running, min(self.most_running, num_running + num_waiting))
+
+    def share(self, most: int | None) -> tuple[int, int]:
+        """Return the most Sequences and tokens of the next Step, which runs for `most` of those that run.
+
+        None: it runs alone, for all of them, or for as many as one Step has where several may run at once.
+        """
+        if most is not None:
+            return most, max(most, self.max_tokens // self._num_steps)
+        return (sys.maxsize if self._num_steps == 1 else self.max_num_sequences), self.max_tokens
 
     def shrink(self, num_tokens: int) -> bool:
         """Limit Steps to half the tokens of one that was too large; return False if it had one token."""

@@ -1,6 +1,7 @@
 """Steps that run side by side, over a pool that is too small: no Slot is wrong, and everything ends."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.requests.config import ADMISSIONS
 from worker.engine.requests.share import ONLY, Share
 from worker.engine.scheduling import scheduler as scheduler_module
+from worker.engine.scheduling import step_limits
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence, SequenceState
@@ -16,6 +18,7 @@ from worker.values.outcomes import FinishReason
 END = 9  # a token that ends an output
 BUDGET, ROWS, BLOCK_SIZE, NUM_BLOCKS = 24, 8, 3, 20
 NUM_SEQUENCES, MOST_ACTIONS = 40, 4000
+URGENT = 0.1  # share of the Sequences
 HEADS = [(), (1,) * 7, (1,) * 4 + (2,) * 8]
 SHARES = [ONLY, Share("a"), Share("b", 3.0), Share("b", 3.0, 2, "one"), Share("b", 3.0, 0, "two")]
 
@@ -32,7 +35,13 @@ class Run:
         self.random = random.Random(seed)
         saved_tokens = self.random.choice([0, 40, 1000])
         self.scheduler: Scheduler = make_scheduler(
-            NUM_BLOCKS, BLOCK_SIZE, ROWS, BUDGET, policy=policy, saved_tokens=saved_tokens
+            NUM_BLOCKS,
+            BLOCK_SIZE,
+            ROWS,
+            BUDGET,
+            policy=policy,
+            saved_tokens=saved_tokens,
+            steps_at_once=steps_at_once,
         )
         self.cache = CacheModel(BLOCK_SIZE)
         self.steps_at_once = steps_at_once
@@ -59,9 +68,9 @@ class Run:
             plan = self.beside.pop(self.random.randrange(len(self.beside)))
             self._take(self.cache.end(plan, self.scheduler))
         elif self.unfinished and not self._can_begin:
-            self._take(self.cache.run(self.scheduler, BUDGET))
+            self._take(self.cache.run(self.scheduler, BUDGET, self.steps_at_once))
         self.scheduler.check_integrity()
-        assert self.scheduler.num_running <= ROWS
+        assert self.scheduler.num_running <= ROWS * self.steps_at_once
 
     @property
     def _can_begin(self) -> bool:
@@ -82,6 +91,7 @@ class Run:
             stop_token_ids=frozenset({END}),
             share=self.random.choice(SHARES),
         )
+        sequence.is_urgent = self.random.random() < URGENT
         self.added.append(sequence)
         self.scheduler.add(sequence)
 
@@ -115,7 +125,7 @@ def test_no_slot_is_wrong_and_everything_ends(policy: str, steps_at_once: int) -
 
 
 def test_rows_are_shared_evenly() -> None:
-    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET)
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS // 2, BUDGET, steps_at_once=2)
     for arrival in range(ROWS + 3):
         scheduler.add(make_sequence(arrival, [1 + arrival]))
     cache = CacheModel(BLOCK_SIZE)
@@ -148,6 +158,52 @@ def test_few_sequences_share_all_tokens() -> None:
     cache = CacheModel(BLOCK_SIZE)
     plans = [cache.begin(scheduler, 2) for _ in range(2)]
     assert [plan is not None and plan.num_tokens for plan in plans] == [BUDGET // 2] * 2
+
+
+def test_fewer_run_while_urgent_work_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(step_limits, "time", SimpleNamespace(monotonic=lambda: now))
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET, steps_at_once=2)
+    sequences = [make_sequence(arrival, [1 + arrival], 60) for arrival in range(5 * ROWS)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    cache = CacheModel(BLOCK_SIZE)
+
+    def run() -> tuple[int, ...]:
+        """Run a Step, or two at once, and return how many Sequences each has."""
+        plans = [cache.begin(scheduler, 2) for _ in range(2)]
+        for plan in plans:
+            assert plan is not None
+            for sequence in cache.end(plan, scheduler):
+                sequence.token_ids.append(1)
+        return tuple([len(plan.entries) for plan in plans if plan is not None])
+
+    assert run() == (ROWS, ROWS)
+    for sequence in sequences[:2]:
+        scheduler.finish(sequence, FinishReason.STOP)
+    # Rows are free, so nobody is preempted for an urgent Sequence, and none of the others starts.
+    urgent = make_sequence(len(sequences), [9], 60)
+    urgent.is_urgent = True
+    scheduler.add(urgent)
+    for others in (0, ROWS - 1):
+        chosen = cache.run(scheduler, BUDGET, 2)
+        assert chosen == [urgent, *sequences[2 : 2 + others]]
+        for sequence in chosen:
+            sequence.token_ids.append(1)
+    assert scheduler.num_running == 2 * ROWS - 1
+    assert not scheduler.stats.preemptions
+    # They run two Steps at once again, and none of those that wait starts until they fit one Step.
+    now += 100.0
+    scheduler.schedule(2)
+    scheduler.finish(urgent, FinishReason.STOP)
+    now += step_limits.URGENT_SECONDS - 0.1
+    assert run() == (ROWS - 1, ROWS - 1)
+    for sequence in scheduler.running[3:]:
+        scheduler.finish(sequence, FinishReason.STOP)
+    assert run() == (ROWS // 2, ROWS // 2)
+    now += 0.2
+    assert run() == (ROWS, ROWS)
+    scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("kind", ["is_urgent", "is_alone"])

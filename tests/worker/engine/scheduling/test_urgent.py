@@ -6,6 +6,7 @@ import pytest
 
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.requests.config import ADMISSIONS
+from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.scheduling.turns import PATIENCE_STEPS
 from worker.engine.sequences.sequence import Sequence, SequenceState
@@ -34,8 +35,8 @@ class Bench:
     def step(self) -> list[Sequence]:
         schedule = self.scheduler.schedule
 
-        def recorded():  # type: ignore[no-untyped-def]
-            plan = schedule()
+        def recorded(num_steps: int) -> StepPlan:
+            plan = schedule(num_steps)
             self.entries.append([entry.sequence for entry in plan.entries])
             return plan
 

@@ -81,7 +81,12 @@ def test_every_row_is_read_once(
     cache = CacheModel(block_size)
     plans: list[StepPlan] = []
     schedule = scheduler.schedule
-    scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]  # type: ignore[method-assign, func-returns-value]
+
+    def recorded(num_steps: int) -> StepPlan:
+        plans.append(schedule(num_steps))
+        return plans[-1]
+
+    scheduler.schedule = recorded  # type: ignore[method-assign]
     for sequence in sequences:
         scheduler.add(sequence)
     while scheduler.num_running or scheduler.num_waiting:

@@ -85,7 +85,7 @@ class Bench:
             return plan
 
         schedule = self.scheduler.schedule
-        self.scheduler.schedule = lambda: noted(schedule())  # type: ignore[method-assign]
+        self.scheduler.schedule = lambda num_steps=1: noted(schedule(num_steps))  # type: ignore[method-assign]
         self.steps_to_end(sequences)
         self.scheduler.schedule = schedule  # type: ignore[method-assign]
         return self.seconds - began
