@@ -82,7 +82,7 @@ def model_info(services: Services) -> ModelInfoAnswer:
         # A worker of an older release reports its dtype only.
         quantization=", ".join(sorted({one.get("quantization", one["dtype"]) for one in found})),
         device=info["device"],
-        batch_size=info["max_num_sequences"],
+        batch_size=info["max_num_sequences"] * info.get("steps_at_once", 1),
         max_sequence_length=info["max_model_len"],
         num_parameters=info["num_parameters"],
         workers=len(found),

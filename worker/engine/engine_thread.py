@@ -177,7 +177,8 @@ class EngineThread:
         engine = self._loaded_engine()
         config = engine.config
         return {
-            "max_num_sequences": config.max_num_sequences * engine.steps_at_once,
+            "max_num_sequences": config.max_num_sequences,
+            "steps_at_once": engine.steps_at_once,
             "max_tokens_per_step": config.max_tokens_per_step,
             "enable_prefix_cache": config.enable_prefix_cache,
             "admission": config.admission,

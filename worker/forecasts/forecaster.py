@@ -62,8 +62,7 @@ class Forecaster:
 
     def work_of(self, view: BatchView) -> BatchWork:
         """Return the work left of a live batch; without a known worker, assume all of it to run at once."""
-        machine = self.machine
-        num_rows = view.num_requests if machine is None else machine.num_rows * machine.num_workers
+        num_rows = view.num_requests if self.machine is None else self.machine.most_running
         return of_live(view, self.lengths, num_rows=num_rows)
 
     def num_requests_ahead(self, *, priority: int) -> int:
@@ -314,4 +313,6 @@ def machine_of(infos: Sequence[Mapping[str, Any]]) -> Machine | None:
         num_rows=round(fmean(info["max_num_sequences"] for info, _ in found)),
         max_tokens=round(fmean(info["max_tokens_per_step"] for info, _ in found)),
         num_workers=len(infos),
+        # A worker of an older release does not report them.
+        steps_at_once=fmean(info.get("steps_at_once", 1) for info, _ in found),
     )

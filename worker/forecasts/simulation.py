@@ -24,6 +24,12 @@ class Machine:
     num_rows: int  # Sequences in a Step
     max_tokens: int  # of a Step
     num_workers: int = 1
+    steps_at_once: float = 1.0  # of a worker
+
+    @property
+    def most_running(self) -> int:
+        """The number of Sequences that all workers run at once."""
+        return round(self.num_rows * self.steps_at_once * self.num_workers)
 
     def flat(self) -> "Machine":
         """Return a machine whose every Step takes the fixed time of the largest measured one."""

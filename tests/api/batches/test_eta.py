@@ -1,6 +1,6 @@
 import random
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,7 +11,7 @@ from tests.fixtures.batches import held, submit
 from tests.fixtures.measured import measured_worker
 from worker.contract.states import BatchStatus
 from worker.forecasts.calibration import calibrate
-from worker.forecasts.forecaster import Forecaster
+from worker.forecasts.forecaster import Forecaster, machine_of
 from worker.forecasts.lengths import LearnedLengths
 from worker.forecasts.simulation import Machine
 from worker.forecasts.work import of_live
@@ -19,7 +19,7 @@ from worker.store.batches import batch_views
 from worker.store.batches.batch_views import BatchView, ModelPart
 from worker.store.database.session import Store
 from worker.store.watching.outlook import ForecastOutcome, SeenOutput
-from worker.values.step_costs import StepCosts
+from worker.values.step_costs import STEP_COSTS, StepCosts
 
 LIMIT, ROWS = 100, 64
 COSTS = StepCosts(0.01, 0.001, 0.0, 0.0, max_rows=ROWS)
@@ -106,6 +106,16 @@ def test_those_that_run_are_not_taken_to_be_as_short_as_those_that_ended(
         assert hits >= 33
     else:  # the shape of the curve is not known
         assert abs(errors) < 0.5
+
+
+def test_the_sequences_of_all_steps_at_once_run(running: BatchView) -> None:
+    info = {STEP_COSTS: asdict(COSTS), "max_num_sequences": ROWS, "max_tokens_per_step": 512}
+    view, lengths = replace(running, running_tokens=2 * ROWS * 20), learned(random.Random(1))
+    works = []
+    for told, num_rows in ((info, ROWS), (info | {"steps_at_once": 2}, 2 * ROWS)):
+        works.append(knowing(lengths, machine=machine_of([told])).work_of(view))
+        assert works[-1] == of_live(view, lengths, num_rows=num_rows)
+    assert works[0] != works[1]
 
 
 def test_what_runs_on_after_the_short_ones_ended_is_still_to_come(running: BatchView) -> None:

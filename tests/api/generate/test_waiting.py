@@ -33,7 +33,7 @@ from worker.values.results import RequestError
 
 TEXT = "the whole text"
 INFO = {"name": "demo", "architecture": "Llama", "dtype": "int8", "device": "cpu", "max_num_sequences": 8}
-INFO |= {"max_model_len": 64, "num_parameters": 5}
+INFO |= {"steps_at_once": 2, "max_model_len": 64, "num_parameters": 5}
 
 
 @pytest.fixture
@@ -284,5 +284,5 @@ def test_interactive_work_takes_no_ticket_and_no_list_shows_it(client: TestClien
 @pytest.mark.usefixtures("alive")
 def test_the_engine_that_runs_is_described(client: TestClient) -> None:
     found = client.get("/v1/model/info").json()
-    assert (found["model_name"], found["quantization"], found["batch_size"]) == ("demo", "int8", 8)
+    assert (found["model_name"], found["quantization"], found["batch_size"]) == ("demo", "int8", 16)
     assert (found["max_sequence_length"], found["workers"]) == (64, 1)
