@@ -44,7 +44,7 @@ class Scheduler:
         block_size: int,
         max_num_sequences: int,
         max_tokens_per_step: int,
-        steps_at_once: int = 1,
+        steps_at_once: int = 1,  # the most that `schedule` may be told
         shares_prefixes: bool = False,  # between groups
         gate: BatchGate | None = None,  # None: continuous batching
         stats: EngineStats | None = None,

@@ -1,5 +1,6 @@
-"""Limits the size of Steps: smaller after one ran out of memory, larger again after many that fitted.
+"""Limits how many Sequences run, and the size of Steps.
 
+Steps are smaller after one ran out of memory, and larger again after many that fitted.
 worker/engine/scheduling/latency_target.py moves the limits within which this happens.
 """
 
