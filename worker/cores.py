@@ -1,7 +1,12 @@
-"""Counts the cores that this process may use: by affinity, by cpuset and by the quota of control groups."""
+"""Counts the cores that this process may use: by affinity, by cpuset and by the quota of control groups.
+
+It also divides them between several workers, so that each has its memory near.
+"""
 
 import math
 import os
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -17,9 +22,56 @@ def count_cores(root: Path = Path("/")) -> int:
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
+    return len(_cores(os.sched_getaffinity(0), root))
+
+
+def divide_cores(count: int, root: Path = Path("/")) -> list[set[int]]:
+    """Divide the CPUs that this process may run on into as many groups of whole cores, of one size or nearly.
+
+    A group lies within one NUMA node where the nodes' cores divide so. Linux gives a process memory of the
+    node that it runs on.
+
+    Raises:
+        ValueError: there are fewer cores, or the system binds no process to CPUs.
+
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        raise ValueError("this system binds no process to CPUs")
+    allowed = os.sched_getaffinity(0)
+    cores = [core for node in numa_nodes(root) for core in _cores(allowed & node, root)]
+    if count > len(cores):
+        raise ValueError(f"this process may use {len(cores)} cores")
+    ends = [len(cores) * number // count for number in range(count + 1)]
+    return [set().union(*cores[start:end]) for start, end in pairwise(ends)]
+
+
+def numa_nodes(root: Path = Path("/")) -> list[set[int]]:
+    """Return the CPUs that this process may use by NUMA node; in one node where the system tells none."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    files = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
+    numbered = sorted((int(file.parent.name.removeprefix("node")), _text(file)) for file in files)
+    nodes = [own for _, text in numbered if (own := allowed & _numbers(text))]
+    rest = allowed.difference(*nodes)
+    return [*nodes, rest] if rest else nodes
+
+
+def _cores(cpus: Iterable[int], root: Path) -> list[set[int]]:
+    """Return these CPUs by core, in order."""
     folder = root / "sys/devices/system/cpu"
-    cpus = os.sched_getaffinity(0)
-    return len({_text(folder / f"cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in cpus})
+    cores: dict[str, set[int]] = {}
+    for cpu in sorted(cpus):
+        siblings = _text(folder / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        cores.setdefault(siblings, set()).add(cpu)
+    return list(cores.values())
+
+
+def _numbers(text: str) -> set[int]:
+    """Return the numbers of a list such as `0-3,8`."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
 def read_quota(root: Path = Path("/")) -> float:

@@ -109,6 +109,7 @@ class Settings(BaseSettings):
     dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
     kv_cache_dtype: Literal["plain", "int8", "fp8"] | None = None  # None: by device and dtype
     threads: int | None = Field(default=None, gt=0)
+    cpu_workers: int = Field(default=1, gt=0)  # that `up` starts on a CPU, each on cores of its own
     # None: a default for the device (worker/engine/requests/config.py).
     max_num_sequences: int | None = Field(default=None, gt=0)
     max_tokens_per_step: int | None = Field(default=None, gt=0)

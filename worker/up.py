@@ -24,6 +24,7 @@ import psycopg
 from worker.child import with_parent
 from worker.contract.models import identify
 from worker.contract.processes import SWITCHING
+from worker.cores import divide_cores, numa_nodes
 from worker.loops import Loop
 from worker.preflight import ConfigurationError, check, without_driver
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
@@ -90,12 +91,15 @@ class Supervised:
     ready: threading.Event = field(default_factory=threading.Event)  # set when a Celery worker says so
     after: threading.Event | None = None  # of another process, which starts before this one
     variables: Mapping[str, str] = field(default_factory=dict)  # of its environment, beside ours
+    cpus: Collection[int] = ()  # on which it may run; none: as we may
     process: "subprocess.Popen[str] | None" = None
     refusal: str | None = None  # what is wrong with the configuration
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def keep_running(self) -> None:
         """Run the command again and again, passing its output on line by line."""
+        if self.cpus:
+            os.sched_setaffinity(0, self.cpus)  # of this thread: what it starts inherits them
         shortest, longest = RESTART_SECONDS
         wait = shortest
         latest = time.monotonic() + LATER_SECONDS
@@ -151,21 +155,32 @@ def up(
     stopping: threading.Event,
     output: TextIO = sys.stdout,
     log_format: Literal["text", "json"] = "text",
+    *,
+    cpus: Sequence[Collection[int]] = ((),),
 ) -> str | None:
     """Keep the commands running until `stopping` is set, then stop them all.
 
+    There are as many `gpu` processes as `cpus` has groups, each on the CPUs of one; an empty group has all.
     A process whose configuration is wrong sets `stopping`; then return what it said.
     """
-    processes = {
-        name: Supervised(name, line, stopping, output, log_format) for name, line in commands.items()
-    }
-    if "gpu" in processes:
-        for name in LATER & processes.keys():
-            processes[name].after = processes["gpu"].ready
-    loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes.values()]
+    commands = commands.copy()
+    line, is_one = commands.pop("gpu", None), len(cpus) == 1
+    names = ["gpu"] if is_one else [f"gpu-{number}" for number in range(1, len(cpus) + 1)]
+    workers = [
+        # Celery's name of a worker, which Flower shows.
+        Supervised(name, line.replace("gpu@", f"{name}@"), stopping, output, log_format, cpus=its)
+        for name, its in zip(names, cpus, strict=True)
+        if line is not None
+    ]
+    others = [Supervised(name, one, stopping, output, log_format) for name, one in commands.items()]
+    for late in others:
+        if workers and late.name in LATER:
+            late.after = workers[0].ready
+    processes = [*workers, *others]
+    loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes]
     stopping.wait()
-    stop_all([*processes.values()], loops)
-    return next((process.refusal for process in processes.values() if process.refusal is not None), None)
+    stop_all(processes, loops)
+    return next((process.refusal for process in processes if process.refusal is not None), None)
 
 
 def stop_all(processes: Sequence[Supervised], loops: Sequence[Loop]) -> None:
@@ -197,6 +212,7 @@ def main(names: Iterable[str]) -> int:
         return 2
     try:
         check(config, chosen)
+        cpus = gpu_cpus(config)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
@@ -212,11 +228,33 @@ def main(names: Iterable[str]) -> int:
         signal.signal(signum, lambda *_: stopping.set())
     if "web" in chosen:
         Loop("ready", partial(_tell_when_ready, config, chosen, stopping), stopping).start()
-    refusal = up({name: commands[name] for name in chosen}, stopping, log_format=config.log_format)
+    if "gpu" in chosen and config.device == "cpu" and config.cpu_workers < (count := len(numa_nodes())):
+        sys.stdout.write(
+            f"cores and memory are in {count} NUMA nodes: HEADRACE_CPU_WORKERS={count} starts a gpu worker "
+            "in each (docs/models.md)\n"
+        )
+    kept = {name: commands[name] for name in chosen}
+    refusal = up(kept, stopping, log_format=config.log_format, cpus=cpus)
     if refusal is not None:
         sys.stderr.write(f"{refusal}\n")
         return EXIT_CONFIGURATION
     return 0
+
+
+def gpu_cpus(config: Settings) -> list[set[int]]:
+    """Return the CPUs of each gpu worker; an empty set: all. Raises ConfigurationError."""
+    if config.cpu_workers == 1:
+        return [set()]
+    name = "HEADRACE_CPU_WORKERS"
+    if config.device != "cpu":
+        raise ConfigurationError(f"{name}: for HEADRACE_DEVICE=cpu only: unset it")
+    if config.models or config.max_workers is not None:
+        others = "HEADRACE_MODELS or HEADRACE_MAX_WORKERS"
+        raise ConfigurationError(f"{name}: does not go with {others}: unset one of them")
+    try:
+        return divide_cores(config.cpu_workers)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}: {config.cpu_workers} is too many: {error}") from None
 
 
 def without_other_starters(names: Iterable[str], config: Settings) -> list[str]:

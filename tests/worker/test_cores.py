@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.cores import count_cores, read_quota, usable_cores
+from worker.cores import count_cores, divide_cores, numa_nodes, read_quota, usable_cores
 
 
 @pytest.fixture
@@ -27,6 +27,28 @@ def test_hyperthreads_of_one_core_count_once(root: Path) -> None:
     siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     write(root, {siblings.format(cpu): f"{cpu % 6},{cpu % 6 + 6}" for cpu in range(12)})
     assert count_cores(root) == usable_cores(root) == 6
+
+
+def test_cores_are_divided_by_node_and_whole(root: Path) -> None:
+    assert numa_nodes(root) == [set(range(8))]  # a system that does not tell
+    assert divide_cores(3, root) == [{0, 1}, {2, 3, 4}, {5, 6, 7}]
+    # CPUs 0 and 4 are one core, and so on; two cores in each node; node 2 has none of our CPUs.
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    write(root, {siblings.format(cpu): f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
+    nodes = {"node0": "0-1,4-5", "node1": "2-3,6-7,9", "node2": "10-11", "node10": ""}
+    write(root, {f"sys/devices/system/node/{name}/cpulist": text for name, text in nodes.items()})
+    assert numa_nodes(root) == [{0, 1, 4, 5}, {2, 3, 6, 7}]
+    assert divide_cores(1, root) == [set(range(8))]
+    assert divide_cores(2, root) == [{0, 1, 4, 5}, {2, 3, 6, 7}]
+    assert divide_cores(3, root) == [{0, 4}, {1, 5}, {2, 3, 6, 7}]
+    assert divide_cores(4, root) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
+    with pytest.raises(ValueError, match="this process may use 4 cores"):
+        divide_cores(5, root)
+
+
+def test_cpus_that_no_node_names_are_used_too(root: Path) -> None:
+    write(root, {"sys/devices/system/node/node0/cpulist": "0-5"})
+    assert divide_cores(2, root) == [{0, 1, 2, 3}, {4, 5, 6, 7}]
 
 
 V2, V1 = "0::/", "3:cpuset:/\n2:cpu,cpuacct:/pod/job\n0::/"

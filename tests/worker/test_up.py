@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.fixtures.deployment import eventually
+from worker.preflight import ConfigurationError
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
-from worker.up import read_procfile, up
+from worker.up import gpu_cpus, read_procfile, up
 
 
 def test_the_procfile_format(tmp_path: Path) -> None:
@@ -60,6 +61,42 @@ def test_what_no_result_waits_for_starts_after_the_gpu_worker(tmp_path: Path) ->
     thread.join(60)
     text = output.getvalue()
     assert text.index("gpu        | gpu@host ready.") < text.index("files      | up")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_each_gpu_worker_has_cpus_of_its_own() -> None:
+    output, stopping = io.StringIO(), threading.Event()
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    shows = "grep Cpus_allowed_list /proc/self/status"
+    commands = {
+        "gpu": f"sh -c '{shows}; echo gpu@host ready.; exec sleep 60'",
+        "flower": f"sh -c '{shows}; exec sleep 60'",
+    }
+    given = {"cpus": [{first}, {second}]}
+    thread = threading.Thread(target=up, args=(commands, stopping, output), kwargs=given)
+    thread.start()
+    eventually(lambda: output.getvalue().count("list:") == 3)
+    stopping.set()
+    thread.join(60)
+    ours = next(line for line in Path("/proc/self/status").read_text().splitlines() if "allowed_list" in line)
+    lines = [line.partition(" ")[2] for line in output.getvalue().splitlines()]  # without the time
+    assert f"gpu-1      | Cpus_allowed_list:\t{first}" in lines
+    assert f"gpu-2      | Cpus_allowed_list:\t{second}" in lines
+    assert f"flower     | {ours}" in lines
+    assert {"gpu-1      | gpu-1@host ready.", "gpu-2      | gpu-2@host ready."} <= set(lines)
+
+
+def test_the_cpus_of_gpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5})
+    assert gpu_cpus(Settings()) == [set()]
+    assert gpu_cpus(Settings(cpu_workers=2)) == [{4}, {5}]
+    for given, problem in (
+        ({"cpu_workers": 3}, "3 is too many: this process may use 2 cores"),
+        ({"cpu_workers": 2, "device": "cuda"}, "for HEADRACE_DEVICE=cpu only"),
+        ({"cpu_workers": 2, "max_workers": 2}, "does not go with"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^HEADRACE_CPU_WORKERS: {problem}"):
+            gpu_cpus(Settings(**given))
 
 
 def test_processes_die_with_the_one_that_keeps_them_running() -> None:
