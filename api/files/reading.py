@@ -223,7 +223,7 @@ class BatchReader:
             if one.error is None
         ]
         batch = NewBatch(SamplingParams(), guessed)
-        return forecaster.shard_size_of(of_requests(batch, guessed, forecaster.lengths))
+        return forecaster.shard_size_of(of_requests(batch, guessed, forecaster.lengths), is_whole=False)
 
     def _lines(
         self, splitter: LineSplitter, file: FileView, start: int

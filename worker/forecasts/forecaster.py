@@ -1,5 +1,6 @@
 """Forecasts new and live batches of one model from Step costs, output lengths and the work ahead."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -127,13 +128,22 @@ class Forecaster:
         found = Range(expected, expected, expected).widened(1 / COST_DOUBT, COST_DOUBT)
         return found.widened(seconds(outputs.low) / expected, seconds(outputs.high) / expected)
 
-    def shard_size_of(self, work: BatchWork) -> int:
-        """Return how many requests a full shard of this work has: a worker runs it in SHARD_SECONDS."""
+    def shard_size_of(self, work: BatchWork, *, is_whole: bool = True) -> int:
+        """Return how many requests a full shard of this work has: a worker runs it in SHARD_SECONDS.
+
+        Of a whole batch, every live worker gets as many shards as the others, where that needs none below the
+        fewest requests.
+        """
         fewest, most = self.shard_sizes
         seconds = self.worker_seconds(work)
-        if seconds is None or seconds.expected <= 0:
+        if self.machine is None or seconds is None or seconds.expected <= 0:
             return fewest
-        return round(min(max(fewest, work.num_requests * SHARD_SECONDS / seconds.expected), most))
+        size = round(min(max(fewest, work.num_requests * SHARD_SECONDS / seconds.expected), most))
+        num_workers = self.machine.num_workers
+        if num_workers == 1 or not is_whole:
+            return size
+        each = math.ceil(work.num_requests / size / num_workers)
+        return max(fewest, math.ceil(work.num_requests / (each * num_workers)))
 
     def tail_seconds(self, work: BatchWork) -> float:
         """Return the seconds that the longest output adds, however many workers share the work.

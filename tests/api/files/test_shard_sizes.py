@@ -46,6 +46,20 @@ def test_a_shard_of_a_batch_takes_two_seconds(client: TestClient, store: Store, 
     assert sizes(store) == cut(600, LENGTHS[max_tokens])
 
 
+def test_live_workers_get_equally_many_requests(client: TestClient, store: Store) -> None:
+    for worker in range(4):
+        measured_worker(store, step=STEP, row=ROW, name=f"w{worker}")
+    post(client, 600, 5)  # in three shards, but for the number of workers
+    assert sizes(store) == [150] * 4
+
+
+def test_a_shard_has_no_less_than_the_fewest_however_many_workers(client: TestClient, store: Store) -> None:
+    for worker in range(8):
+        measured_worker(store, step=STEP, row=ROW, name=f"w{worker}")
+    post(client, 200, 5)
+    assert sizes(store) == cut(200, 64)
+
+
 def test_without_a_measured_worker_a_shard_has_the_fewest(client: TestClient, store: Store) -> None:
     post(client, 200, 5)
     assert sizes(store) == [64, 64, 64, 8]
