@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -163,16 +163,13 @@ def up(
     There are as many `gpu` processes as `cpus` has groups, each on the CPUs of one; an empty group has all.
     A process whose configuration is wrong sets `stopping`; then return what it said.
     """
-    commands = commands.copy()
-    line, is_one = commands.pop("gpu", None), len(cpus) == 1
-    names = ["gpu"] if is_one else [f"gpu-{number}" for number in range(1, len(cpus) + 1)]
-    workers = [
-        # Celery's name of a worker, which Flower shows.
-        Supervised(name, line.replace("gpu@", f"{name}@"), stopping, output, log_format, cpus=its)
-        for name, its in zip(names, cpus, strict=True)
-        if line is not None
+    its = _numbered(commands["gpu"], cpus) if "gpu" in commands else ()
+    workers = [Supervised(name, line, stopping, output, log_format, cpus=group) for name, line, group in its]
+    others = [
+        Supervised(name, line, stopping, output, log_format)
+        for name, line in commands.items()
+        if name != "gpu"
     ]
-    others = [Supervised(name, one, stopping, output, log_format) for name, one in commands.items()]
     for late in others:
         if workers and late.name in LATER:
             late.after = workers[0].ready
@@ -181,6 +178,13 @@ def up(
     stopping.wait()
     stop_all(processes, loops)
     return next((process.refusal for process in processes if process.refusal is not None), None)
+
+
+def _numbered(line: str, cpus: Sequence[Collection[int]]) -> Iterator[tuple[str, str, Collection[int]]]:
+    """Yield the name, the command and the CPUs of each gpu worker."""
+    for number, group in enumerate(cpus, start=1):
+        name = "gpu" if len(cpus) == 1 else f"gpu-{number}"
+        yield name, line.replace("gpu@", f"{name}@"), group  # what Celery and Flower call it
 
 
 def stop_all(processes: Sequence[Supervised], loops: Sequence[Loop]) -> None:
@@ -228,11 +232,8 @@ def main(names: Iterable[str]) -> int:
         signal.signal(signum, lambda *_: stopping.set())
     if "web" in chosen:
         Loop("ready", partial(_tell_when_ready, config, chosen, stopping), stopping).start()
-    if "gpu" in chosen and config.device == "cpu" and config.cpu_workers < (count := len(numa_nodes())):
-        sys.stdout.write(
-            f"cores and memory are in {count} NUMA nodes: HEADRACE_CPU_WORKERS={count} starts a gpu worker "
-            "in each (docs/models.md)\n"
-        )
+    if (advice := advise(config, chosen)) is not None:
+        _print(advice, config)
     kept = {name: commands[name] for name in chosen}
     refusal = up(kept, stopping, log_format=config.log_format, cpus=cpus)
     if refusal is not None:
@@ -255,6 +256,17 @@ def gpu_cpus(config: Settings) -> list[set[int]]:
         return divide_cores(config.cpu_workers)
     except ValueError as error:
         raise ConfigurationError(f"{name}: {config.cpu_workers} is too many: {error}") from None
+
+
+def advise(config: Settings, processes: Collection[str]) -> str | None:
+    """Return what would make these processes faster on this machine, if anything."""
+    num_nodes = len(numa_nodes())
+    if "gpu" not in processes or config.device != "cpu" or config.cpu_workers >= num_nodes:
+        return None
+    return (
+        f"cores and memory are in {num_nodes} NUMA nodes: HEADRACE_CPU_WORKERS={num_nodes} starts a "
+        "gpu worker in each (docs/models.md)"
+    )
 
 
 def without_other_starters(names: Iterable[str], config: Settings) -> list[str]:
@@ -298,9 +310,14 @@ def _tell_when_ready(config: Settings, processes: Collection[str], stopping: thr
     if "flower" in processes:
         line += f"Flower {flower}{_flower_login(config)}, "
     line += f"model {identify(config.model).label}"
+    _print(line, config)
+    stopping.wait()
+
+
+def _print(line: str, config: Settings) -> None:
+    """Print a line of our own among those of the processes."""
     sys.stdout.write(f"{line if config.log_format == 'text' else under_name(line, 'up', 'json')}\n")
     sys.stdout.flush()
-    stopping.wait()
 
 
 def _is_ready(client: httpx.Client, api: str, flower: str | None) -> bool:

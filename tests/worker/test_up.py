@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.deployment import eventually
 from worker.preflight import ConfigurationError
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
-from worker.up import gpu_cpus, read_procfile, up
+from worker.up import advise, gpu_cpus, read_procfile, up
 
 
 def test_the_procfile_format(tmp_path: Path) -> None:
@@ -97,6 +97,17 @@ def test_the_cpus_of_gpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ConfigurationError, match=f"^HEADRACE_CPU_WORKERS: {problem}"):
             gpu_cpus(Settings(**given))
+
+
+def test_several_nodes_are_worth_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = ["web", "gpu"]
+    monkeypatch.setattr("worker.up.numa_nodes", lambda: [{0}])
+    assert advise(Settings(), processes) is None
+    monkeypatch.setattr("worker.up.numa_nodes", lambda: [{0}, {1}])
+    assert "HEADRACE_CPU_WORKERS=2 starts" in (advise(Settings(), processes) or "")
+    assert advise(Settings(cpu_workers=2), processes) is None
+    assert advise(Settings(device="cuda"), processes) is None
+    assert advise(Settings(), ["web"]) is None
 
 
 def test_processes_die_with_the_one_that_keeps_them_running() -> None:
