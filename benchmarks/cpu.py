@@ -110,9 +110,9 @@ def backlogged(options: argparse.Namespace, model: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         chosen.workload = Path(folder) / "backlog.jsonl"
         write_workload(chosen.workload, items)
-        whole = "--no-prefix-cache"  # or the copies of a prompt would not be computed
-        ours = our_side(chosen, "headrace", "int8", whole)
-        return float(compare(ours, _one_thread(chosen, whole), items, options.rounds)["ratio"])
+        flag = "--no-prefix-cache"  # or the copies of a prompt would not be computed
+        ours = our_side(chosen, "headrace", "int8", flag)
+        return float(compare(ours, _one_thread(chosen, flag), items, options.rounds)["ratio"])
 
 
 def _one_thread(options: argparse.Namespace, *flags: str) -> Side:

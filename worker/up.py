@@ -216,7 +216,7 @@ def main(names: Iterable[str]) -> int:
         return 2
     try:
         check(config, chosen)
-        cpus = gpu_cpus(config)
+        cpus = gpu_cpus(config, chosen)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
@@ -242,9 +242,9 @@ def main(names: Iterable[str]) -> int:
     return 0
 
 
-def gpu_cpus(config: Settings) -> list[set[int]]:
+def gpu_cpus(config: Settings, processes: Collection[str]) -> list[set[int]]:
     """Return the CPUs of each gpu worker; an empty set: all. Raises ConfigurationError."""
-    if config.cpu_workers == 1:
+    if config.cpu_workers == 1 or not {"gpu", AUTOSCALE, SWITCHING} & set(processes):
         return [set()]
     name = "HEADRACE_CPU_WORKERS"
     if config.device != "cpu":
@@ -255,7 +255,7 @@ def gpu_cpus(config: Settings) -> list[set[int]]:
     try:
         return divide_cores(config.cpu_workers)
     except ValueError as error:
-        raise ConfigurationError(f"{name}: {config.cpu_workers} is too many: {error}") from None
+        raise ConfigurationError(f"{name}: cannot start {config.cpu_workers} workers: {error}") from None
 
 
 def advise(config: Settings, processes: Collection[str]) -> str | None:

@@ -75,7 +75,7 @@ def test_each_gpu_worker_has_cpus_of_its_own() -> None:
     given = {"cpus": [{first}, {second}]}
     thread = threading.Thread(target=up, args=(commands, stopping, output), kwargs=given)
     thread.start()
-    eventually(lambda: output.getvalue().count("list:") == 3)
+    eventually(lambda: output.getvalue().count("list:") == 3 and output.getvalue().count("ready.") == 2)
     stopping.set()
     thread.join(60)
     ours = next(line for line in Path("/proc/self/status").read_text().splitlines() if "allowed_list" in line)
@@ -88,15 +88,17 @@ def test_each_gpu_worker_has_cpus_of_its_own() -> None:
 
 def test_the_cpus_of_gpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5})
-    assert gpu_cpus(Settings()) == [set()]
-    assert gpu_cpus(Settings(cpu_workers=2)) == [{4}, {5}]
-    for given, problem in (
-        ({"cpu_workers": 3}, "3 is too many: this process may use 2 cores"),
-        ({"cpu_workers": 2, "device": "cuda"}, "for HEADRACE_DEVICE=cpu only"),
-        ({"cpu_workers": 2, "max_workers": 2}, "does not go with"),
+    assert gpu_cpus(Settings(), ["web", "gpu"]) == [set()]
+    assert gpu_cpus(Settings(cpu_workers=2), ["web", "gpu"]) == [{4}, {5}]
+    assert gpu_cpus(Settings(cpu_workers=3), ["web"]) == [set()]  # it starts no worker
+    for given, starter, problem in (
+        ({"cpu_workers": 3}, "gpu", "cannot start 3 workers: this process may use 2 cores"),
+        ({"cpu_workers": 2, "device": "cuda"}, "gpu", "for HEADRACE_DEVICE=cpu only"),
+        ({"cpu_workers": 2, "max_workers": 2}, "autoscale", "does not go with"),
+        ({"cpu_workers": 2, "models": "models/demo"}, "switching", "does not go with"),
     ):
         with pytest.raises(ConfigurationError, match=f"^HEADRACE_CPU_WORKERS: {problem}"):
-            gpu_cpus(Settings(**given))
+            gpu_cpus(Settings(**given), ["web", starter])
 
 
 def test_several_nodes_are_worth_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,14 @@ def test_the_tokens_of_a_file_are_guessed_from_its_bytes(
     assert sizes(store) == cut(300, 100)
 
 
+def test_a_file_is_cut_by_time_alone(store: Store, reader: BatchReader, create: Any) -> None:
+    for worker in range(4):
+        measured_worker(store, step=0.0, row=0.001, token=0.001, name=f"w{worker}")
+    create(file_of(300, ignore_eos=True))
+    read(reader)
+    assert sizes(store) == cut(300, 100)
+
+
 def test_shards_of_later_chunks_come_after_those_of_earlier_ones(
     store: Store,
     reader: BatchReader,
