@@ -114,16 +114,20 @@ def _elements_of_line(_context: Any, pointer: Any) -> Any:
     return types.intp(pointer), generate
 
 
+def fetch_line(builder: Any, address: Any, *, is_near: bool = True) -> None:
+    """Emit the prefetch of an address's line into the nearest cache, or the next; nothing need be there."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(_I8), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3 if is_near else 2, 1))
+    builder.call(function, [builder.inttoptr(address, ir.PointerType(_I8)), for_reading, keep, data])
+
+
 @intrinsic
 def _prefetch(_context: Any, pointer: Any, index: Any) -> Any:
     """Prefetch the cache line of an element; the element need not exist."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), ir.PointerType(_I8))
-        function_type = ir.FunctionType(ir.VoidType(), [ir.PointerType(_I8), I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
-        builder.call(function, [address, for_reading, keep, data])
+        fetch_line(builder, builder.ptrtoint(builder.gep(arguments[0], [arguments[1]]), I64))
         return context.get_dummy_value()
 
     return types.void(pointer, types.intp), generate

@@ -32,7 +32,6 @@ from kernels.paged_attention.byte_vectors import (
     keep_larger,
     loaded,
     power,
-    prefetch,
     reduced_maximum,
     rounded,
     shuffled,
@@ -40,7 +39,7 @@ from kernels.paged_attention.byte_vectors import (
     variable,
     whole,
 )
-from kernels.simd import F32, I32, I64, LANES, intrinsic, lanes_of, load_lanes
+from kernels.simd import F32, I32, I64, LANES, fetch_line, intrinsic, lanes_of, load_lanes
 
 BLOCK = LANES  # tokens
 # The bytes of a query are signed and those of a weight are not; the largest of either may be rounded up.
@@ -161,14 +160,14 @@ def _score(
             for levels, one in ((lines.levels, line), (lines.levels, line_ahead), (values, line))
         )
         for scales, one in ((lines.scales, line_ahead), (value_scales, line)):
-            prefetch(builder, builder.add(scales, builder.mul(one, int64(4 * BLOCK))))
+            fetch_line(builder, builder.add(scales, builder.mul(one, int64(4 * BLOCK))))
         for row, first in zip(sums, starts, strict=True):
             for total, start in zip(row, first, strict=True):
                 builder.store(start, total)
         with cgutils.for_range(builder, builder.udiv(head_dim, int64(WORD))) as loop:
             at = builder.mul(loop.index, int64(LANES * WORD))
-            prefetch(builder, builder.add(ahead, at))
-            prefetch(builder, builder.add(behind, at), is_near=False)
+            fetch_line(builder, builder.add(ahead, at))
+            fetch_line(builder, builder.add(behind, at), is_near=False)
             levels = shuffled(builder, loaded(builder, builder.add(keys, at), LINE), None, order)
             levels = builder.bitcast(builder.xor(levels, constant(LINE, -128)), WORDS)
             for query, row in zip(queries, sums, strict=True):
@@ -324,7 +323,7 @@ def _mix(builder: Any, weights: list[Any], registers: int, lines: Lines) -> list
         for first in range(0, BLOCK, WORD):
             offsets = [builder.mul(lines.head_dim, int64(first + token)) for token in range(WORD)]
             for offset in offsets:
-                prefetch(builder, builder.add(ahead, offset))
+                fetch_line(builder, builder.add(ahead, offset))
             rows = [loaded(builder, builder.add(values, offset), some) for offset in offsets]
             levels = [_words_of(builder, rows, register) for register in range(registers)]
             for start, row in zip(weights, sums, strict=True):

@@ -72,13 +72,6 @@ def _larger(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
-def prefetch(builder: Any, address: Any, *, is_near: bool = True) -> None:
-    """Prefetch the line of an address into the nearest cache, or the next one; nothing need be there."""
-    for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3 if is_near else 2, 1))
-    pointer = builder.inttoptr(address, BYTE.as_pointer())
-    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, for_reading, keep, data])
-
-
 def call_llvm(builder: Any, name: str, result: Any, arguments: Sequence[Any]) -> Any:
     """Call one of LLVM's own functions."""
     kind = ir.FunctionType(result, [one.type for one in arguments])

@@ -5,9 +5,17 @@ from typing import Any, NamedTuple
 from kernels.argmax import keep_largest
 from kernels.compiled import inlined, kernel
 from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS
-from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats, multiply_pairs
+from kernels.product_chain.tile import (
+    PANEL,
+    TILE_ROWS,
+    fetched,
+    multiply_bytes,
+    multiply_floats,
+    multiply_pairs,
+    tiles_of,
+)
 from kernels.simd import bfloat16_at, float32_at, int8_at, int32_at, int64_at, uint8_at
-from kernels.threads import fork, take_next
+from kernels.threads import fork, share, take_next
 
 
 class ArgmaxCall(NamedTuple):
@@ -32,13 +40,17 @@ class ArgmaxCall(NamedTuple):
 
 
 @inlined
-def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall) -> None:
+def _multiply(
+    column: int, first: int, num_rows: int, ahead: int, step: int, at: int, call: ArgmaxCall
+) -> None:
     """Write the products of some rows and a panel into `products`, from `at` on."""
     levels, depth = uint8_at(call.levels), call.depth
     if call.format == BYTES:
         multiply_bytes(
             num_rows,
             call.num_words,
+            ahead,
+            step,
             levels,
             first * depth,
             depth,
@@ -57,6 +69,8 @@ def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall)
         multiply_floats(
             num_rows,
             call.num_words,
+            ahead,
+            step,
             levels,
             first * depth,
             depth,
@@ -71,6 +85,8 @@ def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall)
         multiply_floats(
             num_rows,
             call.num_words,
+            ahead,
+            step,
             levels,
             first * depth,
             depth,
@@ -85,6 +101,8 @@ def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall)
         multiply_pairs(
             num_rows,
             call.num_words,
+            ahead,
+            step,
             levels,
             first * depth,
             depth,
@@ -98,25 +116,29 @@ def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall)
 
 
 @inlined
-def _take_panel(panel: int, part: int, call: ArgmaxCall) -> None:
+def _take_panel(panel: int, part: int, num_parts: int, call: ArgmaxCall) -> None:
     products = float32_at(call.products)
     largest = float32_at(call.largest + part * call.num_rows * 4)
     tokens = int64_at(call.tokens + part * call.num_rows * 8)
     column, at = panel * PANEL, part * TILE_ROWS * PANEL
     num_columns = min(PANEL, call.out_features - column)
-    for first in range(0, call.num_rows, TILE_ROWS):
-        num_rows = min(TILE_ROWS, call.num_rows - first)
-        _multiply(column, first, num_rows, at, call)
+    num_tiles = tiles_of(call.num_rows)
+    ahead, step = fetched(num_tiles, call.panels, panel + num_parts, call.num_panels, call.num_words)
+    for tile in range(num_tiles):
+        first, end = share(call.num_rows, tile, num_tiles)
+        num_rows = end - first
+        _multiply(column, first, num_rows, ahead, step, at, call)
+        ahead += step * call.num_words
         for row in range(num_rows):
             keep_largest(products, at + row * PANEL, num_columns, column, first + row, largest, tokens)
 
 
 @kernel
-def _take_panels(part: int, num_parts: int, call: ArgmaxCall) -> None:  # noqa: ARG001  (`fork` gives it)
+def _take_panels(part: int, num_parts: int, call: ArgmaxCall) -> None:
     counter = int64_at(call.counter)
     panel = take_next(counter, 0)
     while panel < call.num_panels:
-        _take_panel(panel, part, call)
+        _take_panel(panel, part, num_parts, call)
         panel = take_next(counter, 0)
 
 

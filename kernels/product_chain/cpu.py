@@ -9,7 +9,15 @@ import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS, encode_row
-from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats, multiply_pairs
+from kernels.product_chain.tile import (
+    PANEL,
+    TILE_ROWS,
+    fetched,
+    multiply_bytes,
+    multiply_floats,
+    multiply_pairs,
+    tiles_of,
+)
 from kernels.simd import (
     bfloat16_at,
     exp,
@@ -165,10 +173,16 @@ def _multiply(
     is_whole = stride - column >= PANEL
     # What would reach beyond a row goes through memory of this thread.
     target, line = out if is_whole else float32_at(place.edge), stride if is_whole else PANEL
-    for first in range(0, place.num_rows, TILE_ROWS):
-        num_rows = min(TILE_ROWS, place.num_rows - first)
-        at = start + first * stride + column
-        _multiply_tile(link, column, first, num_rows, target, at if is_whole else 0, line, place, call)
+    num_tiles = tiles_of(place.num_rows)
+    following = panel + place.num_members
+    ahead, step = fetched(num_tiles, link.panels, following, link.num_panels, link.num_words)
+    for tile in range(num_tiles):
+        first, end = share(place.num_rows, tile, num_tiles)
+        num_rows, at = end - first, start + first * stride + column
+        _multiply_tile(
+            link, column, first, num_rows, ahead, step, target, at if is_whole else 0, line, place, call
+        )
+        ahead += step * link.num_words
         if not is_whole:
             for row in range(num_rows):
                 for index in range(stride - column):
@@ -181,6 +195,8 @@ def _multiply_tile(
     column: int,
     first: int,
     num_rows: int,
+    ahead: int,
+    step: int,
     out: Pointer,
     start: int,
     stride: int,
@@ -193,6 +209,8 @@ def _multiply_tile(
         multiply_bytes(
             num_rows,
             link.num_words,
+            ahead,
+            step,
             levels,
             row * call.depth,
             call.depth,
@@ -211,6 +229,8 @@ def _multiply_tile(
         multiply_floats(
             num_rows,
             link.num_words,
+            ahead,
+            step,
             levels,
             row * call.depth,
             call.depth,
@@ -225,6 +245,8 @@ def _multiply_tile(
         multiply_floats(
             num_rows,
             link.num_words,
+            ahead,
+            step,
             levels,
             row * call.depth,
             call.depth,
@@ -239,6 +261,8 @@ def _multiply_tile(
         multiply_pairs(
             num_rows,
             link.num_words,
+            ahead,
+            step,
             levels,
             row * call.depth,
             call.depth,

@@ -3,6 +3,9 @@
 AVX512 VNNI and AVX512_BF16 multiply and add a word in one instruction. Other processors widen its two halves
 in two passes: to 16 bits, of which AVX2 multiplies and adds pairs, or to float32. So does every processor
 where rows are not rounded to bfloat16.
+
+A panel is multiplied by a few rows after the other, each time from end to end, so only the first tile waits
+for memory. While tiles multiply one panel, they prefetch the next one, a share each.
 """
 
 from collections.abc import Callable
@@ -12,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from kernels.compiled import Pointer, has_feature
-from kernels.simd import F32, I32, I64, intrinsic
+from kernels.compiled import Pointer, has_feature, inlined
+from kernels.simd import F32, I32, I64, fetch_line, intrinsic
 
 # The columns in a register, and the registers whose sums a row keeps: without AVX512 there are half as many
 # registers, of half the size.
@@ -22,8 +25,27 @@ _LANES, _REGISTERS = (16, 4) if has_feature("avx512f") else (8, 2)
 TILE_ROWS = 6
 PANEL = _REGISTERS * _LANES
 WORD = 4  # bytes of a weight: four of int8, a pair of bfloat16, or a float32
+_LINE = 64  # bytes of a cache line
 
 _VECTOR, _FLOATS = ir.VectorType(I32, _LANES), ir.VectorType(F32, _LANES)
+
+
+@inlined
+def tiles_of(num_rows: int) -> int:
+    """Return the number of tiles for some rows."""
+    return (num_rows + TILE_ROWS - 1) // TILE_ROWS
+
+
+@inlined
+def fetched(num_tiles: int, panels: int, panel: int, num_panels: int, num_words: int) -> tuple[int, int]:
+    """Return from where the tiles before a panel prefetch it, and how many bytes each with a word.
+
+    `panels` is an address. A tile that has a panel for itself reads it as fast as memory gives, and
+    prefetches nothing; neither do those of the last panel.
+    """
+    if num_tiles == 1 or panel >= num_panels:
+        return panels, 0
+    return panels + panel * num_words * PANEL * WORD, (PANEL * WORD + num_tiles - 1) // num_tiles
 
 
 @intrinsic
@@ -31,6 +53,8 @@ def multiply_bytes(
     _context: Any,
     num_rows: Any,
     num_words: Any,
+    ahead: Any,
+    step: Any,
     levels: Pointer,
     levels_start: Any,
     levels_stride: Any,
@@ -51,14 +75,14 @@ def multiply_bytes(
     stride in bytes; `panels` [num_panels, num_words, PANEL, WORD] are int8; sums of their products are exact.
     The panel is that of `column`, which is a multiple of PANEL; `offsets` (int32), `scales` and `bias` have
     all columns. `maxima` are read from `first_row` on. A row of `out`, float32, is `stride` long. Panels
-    begin where a cache line does.
+    begin where a cache line does. With each word, `step` bytes are prefetched, from the address `ahead` on.
     """
     index = types.intp
     places = (levels, index, index, panels, index, offsets, scales, bias, maxima, index, out, index, index)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rows, words, levels, levels_start, levels_stride, panels, column, offsets, *others = arguments
-        scales, bias, maxima, first_row, out, start, stride = others
+        rows, words, ahead, step, levels, levels_start, levels_stride, panels, column, *others = arguments
+        offsets, scales, bias, maxima, first_row, out, start, stride = others
 
         def scaled(register: int, totals: list[Any]) -> list[Any]:
             scale, more = (_nth_register(builder, one, column, register) for one in (scales, bias))
@@ -74,11 +98,12 @@ def multiply_bytes(
             _panel(builder, panels, column, words),
             [_nth_register(builder, offsets, column, register) for register in range(_REGISTERS)],
             scaled,
+            _Fetch(ahead, step),
         )
         _multiply(builder, tile, rows, words, _Rows(builder.gep(out, [start]), stride))
         return context.get_dummy_value()
 
-    return types.void(index, index, *places), generate
+    return types.void(index, index, index, index, *places), generate
 
 
 @intrinsic
@@ -86,6 +111,8 @@ def multiply_floats(
     _context: Any,
     num_rows: Any,
     num_words: Any,
+    ahead: Any,
+    step: Any,
     x: Pointer,
     x_start: Any,
     x_stride: Any,
@@ -102,7 +129,7 @@ def multiply_floats(
     [num_rows, num_words, 4 / itemsize] is float32, given as bytes with its start and stride. The panel is
     that of `column`, which is a multiple of PANEL; `bias` has all columns. A row of `out`, float32, is
     `stride` long. A sum takes columns of `x` in their order, so a row has the same bits beside any others.
-    Panels begin where a cache line does.
+    Panels begin where a cache line does. With each word, `step` bytes are prefetched, from `ahead` on.
     """
     passes = OF_FLOATS if panels.dtype == types.float32 else OF_WIDENED_PAIRS
     return _product_of_floats(passes, x, panels, bias, out)
@@ -113,6 +140,8 @@ def multiply_pairs(
     _context: Any,
     num_rows: Any,
     num_words: Any,
+    ahead: Any,
+    step: Any,
     x: Pointer,
     x_start: Any,
     x_stride: Any,
@@ -137,7 +166,7 @@ def _product_of_floats(
     index = types.intp
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rows, words, x, x_start, x_stride, panels, column, bias, out, start, stride = arguments
+        rows, words, ahead, step, x, x_start, x_stride, panels, column, bias, out, start, stride = arguments
 
         def added(register: int, totals: list[Any]) -> list[Any]:
             more = _nth_register(builder, bias, column, register)
@@ -145,11 +174,13 @@ def _product_of_floats(
 
         zeros = [ir.Constant(_FLOATS, None)] * _REGISTERS
         panel = _panel(builder, panels, column, words)
-        tile = _Tile(passes, builder.gep(x, [x_start]), x_stride, panel, zeros, added)
+        lines, fetch = builder.gep(x, [x_start]), _Fetch(ahead, step)
+        tile = _Tile(passes, lines, x_stride, panel, zeros, added, fetch)
         _multiply(builder, tile, rows, words, _Rows(builder.gep(out, [start]), stride))
         return context.get_dummy_value()
 
-    return types.void(index, index, x, index, index, panels, index, bias, out, index, index), generate
+    places = (x, index, index, panels, index, bias, out, index, index)
+    return types.void(index, index, index, index, *places), generate
 
 
 class Pass(NamedTuple):
@@ -157,6 +188,22 @@ class Pass(NamedTuple):
 
     widened: Callable[[Any, Any], Any]  # of a register of words: what is multiplied
     added: Callable[[Any, Any, Any, Any], Any]  # of a sum, a factor and what is multiplied: the new sum
+
+
+class _Fetch(NamedTuple):
+    """What is prefetched: so many bytes with each word, from an address on."""
+
+    first: Any
+    step: Any
+
+    def emit(self, builder: Any, word: Any) -> None:
+        """Emit the prefetches beside a word."""
+        address = builder.add(self.first, builder.mul(word, self.step))
+        fetch_line(builder, address)
+        if PANEL * WORD // 2 > _LINE:  # a step may then be longer than a line; it is never longer than two
+            is_long = builder.icmp_signed(">", self.step, ir.Constant(I64, _LINE))
+            more = builder.select(is_long, ir.Constant(I64, _LINE), ir.Constant(I64, 0))
+            fetch_line(builder, builder.add(address, more))
 
 
 class _Tile(NamedTuple):
@@ -168,6 +215,7 @@ class _Tile(NamedTuple):
     panel: Any
     starts: list[Any]  # by register
     finish: Callable[[int, list[Any]], list[Any]]  # the sums of all rows in a register to results
+    fetch: _Fetch
 
 
 class _Rows(NamedTuple):
@@ -211,6 +259,7 @@ def _add_words(builder: Any, tile: _Tile, num_rows: int, words: Any) -> list[lis
             builder.store(start, total)
     num_passes = len(tile.passes)
     with cgutils.for_range(builder, words) as loop:
+        tile.fetch.emit(builder, loop.index)
         line = builder.gep(tile.panel, [builder.mul(loop.index, ir.Constant(I64, _REGISTERS))])
         first = builder.mul(loop.index, ir.Constant(I64, num_passes))
         for number, one_pass in enumerate(tile.passes):

@@ -64,6 +64,11 @@ TABLES = (
         TESTS,
         (
             Mutation(
+                "rows beyond the last whole tile are left out",
+                "(num_rows + TILE_ROWS - 1) // TILE_ROWS",
+                "max(1, num_rows // TILE_ROWS)",
+            ),
+            Mutation(
                 "rows lie closer",
                 "builder.mul(tile.stride, ir.Constant(I64, row))",
                 "builder.mul(tile.stride, ir.Constant(I64, 0))",
