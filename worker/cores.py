@@ -1,13 +1,16 @@
 """Counts the cores that this process may use: by affinity, by cpuset and by the quota of control groups.
 
-It also divides them between several workers, so that each has its memory near.
+It also divides them between several workers, so that each has its memory near, and tells the size of caches.
 """
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+
+USUAL_CACHE_BYTES = 32 << 20
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -53,6 +56,15 @@ def numa_nodes(root: Path = Path("/")) -> list[set[int]]:
     nodes = [own for _, text in numbered if (own := allowed & _numbers(text))]
     rest = allowed.difference(*nodes)
     return [*nodes, rest] if rest else nodes
+
+
+def last_cache_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes of the last cache before memory; USUAL_CACHE_BYTES where the system tells none."""
+    files = (root / "sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*/size")
+    sizes = (_text(file) for file in files)
+    return max(
+        (1024 * int(size[:-1]) for size in sizes if re.fullmatch(r"\d+K", size)), default=USUAL_CACHE_BYTES
+    )
 
 
 def _cores(cpus: Iterable[int], root: Path) -> list[set[int]]:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from worker.cores import count_cores, divide_cores, numa_nodes, read_quota, usable_cores
+from worker.cores import (
+    count_cores,
+    divide_cores,
+    last_cache_bytes,
+    numa_nodes,
+    read_quota,
+    usable_cores,
+)
 
 
 @pytest.fixture
@@ -49,6 +56,13 @@ def test_cores_are_divided_by_node_and_whole(root: Path) -> None:
 def test_cpus_that_no_node_names_are_used_too(root: Path) -> None:
     write(root, {"sys/devices/system/node/node0/cpulist": "0-5"})
     assert divide_cores(2, root) == [{0, 1, 2, 3}, {4, 5, 6, 7}]
+
+
+def test_the_last_cache_is_the_largest(root: Path) -> None:
+    assert last_cache_bytes(root) == 32 << 20  # a system that does not tell
+    sizes = {"index0": "48K", "index2": "1024K", "index3": "16384K", "index4": "unknown"}
+    write(root, {f"sys/devices/system/cpu/cpu0/cache/{name}/size": size for name, size in sizes.items()})
+    assert last_cache_bytes(root) == 16 << 20
 
 
 V2, V1 = "0::/", "3:cpuset:/\n2:cpu,cpuacct:/pod/job\n0::/"

@@ -89,6 +89,7 @@ class Engine:
             max_num_sequences=config.max_num_sequences,
             max_tokens_per_step=config.max_tokens_per_step,
             steps_at_once=self._runner.steps_at_once,
+            least_rows_beside=self._runner.least_rows_beside,
             shares_prefixes=config.shares_prefixes,
             stats=self.stats,
         )

@@ -20,7 +20,8 @@ from worker.engine.requests.batch_policy import BatchPolicy
 from worker.engine.requests.errors import EngineFailedError, EngineStoppedError, OutOfMemoryError
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.requests.scoring import ScoringRequest
-from worker.engine.running.model_runner import ModelRunner
+from worker.engine.running import model_runner
+from worker.engine.running.model_runner import ROWS_WORTH_READING, ModelRunner
 from worker.engine.scheduling import scheduler
 from worker.engine.scheduling.plan import StepPlan
 from worker.values.results import Choice
@@ -272,3 +273,11 @@ def test_how_many_steps_run_at_once(tiny_llama: Path, overrides: dict[str, Any],
     finally:
         torch.set_num_threads(before)
     assert engine.steps_at_once == (count if engine._runner.is_one_region else 1)
+
+
+@pytest.mark.parametrize(("cache_bytes", "least"), [(0, ROWS_WORTH_READING), (1 << 30, 0)])
+def test_steps_that_read_weights_from_memory_have_more_sequences(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int, least: int
+) -> None:
+    monkeypatch.setattr(model_runner, "last_cache_bytes", lambda: cache_bytes)
+    assert make_engine(tiny_llama, **LIMITS)._scheduler.limits.least_rows_beside == least

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.kv_write import move_slots
 from kernels.paged_attention.tree import MAX_TREE_ROWS
-from worker.cores import usable_cores
+from worker.cores import last_cache_bytes, usable_cores
 from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice, on_host
 from worker.engine.choosing.logit_rules import apply_rules
 from worker.engine.choosing.row_reader import read_rows
@@ -53,6 +53,9 @@ TORCH_DTYPES = {
     "fp8": torch.bfloat16,
 }
 EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
+# The least Sequences of a Step that runs beside others and reads the weights from memory. With fewer, reading
+# takes longer than computing, and all threads together read only once (docs/decisions/0053).
+ROWS_WORTH_READING = 20
 
 
 class ModelRunner:
@@ -99,6 +102,7 @@ class ModelRunner:
             head_dim=architecture.head_dim,
         )
         self.steps_at_once = self._most_steps_at_once(config)
+        self.least_rows_beside = ROWS_WORTH_READING if weights.num_bytes > last_cache_bytes() else 0
         self._input_builder = InputBuilder(
             max_num_sequences=config.max_num_sequences * self.steps_at_once,
             max_blocks_per_sequence=-(-size.max_model_len // config.block_size),

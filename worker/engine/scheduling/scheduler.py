@@ -45,6 +45,7 @@ class Scheduler:
         max_num_sequences: int,
         max_tokens_per_step: int,
         steps_at_once: int = 1,  # the most that `schedule` may be told
+        least_rows_beside: int = 0,
         shares_prefixes: bool = False,  # between groups
         gate: BatchGate | None = None,  # None: continuous batching
         stats: EngineStats | None = None,
@@ -57,7 +58,7 @@ class Scheduler:
         self._admission = admission
         self._gate = BatchGate() if gate is None else gate
         self._block_size = block_size
-        self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
+        self.limits = StepLimits(max_num_sequences, max_tokens_per_step, least_rows_beside)
         self._running: list[Sequence] = []  # urgent ones first, then by arrival
         self._urgent: list[tuple[int, Sequence]] = []  # waiting ones, a heap by arrival
         self._max_urgent = max(1, max_num_sequences // 2)
@@ -101,7 +102,7 @@ class Scheduler:
         """Return the most Sequences of each Step if so many run at once; None: only one may run now."""
         num_waiting = 0 if self._is_settled else self._num_waiting  # no room for them
         expected = self.limits.expected(len(self._running), num_waiting)
-        if expected < LEAST_ROWS * num_steps or self._urgent:
+        if expected < max(LEAST_ROWS, self.limits.least_rows_beside) * num_steps or self._urgent:
             return None
         is_plain = not any(one.is_urgent or one.is_alone for one in self._running)
         return -(-expected // num_steps) if is_plain else None

@@ -14,9 +14,10 @@ URGENT_SECONDS = 10.0  # so long after urgent work more of it is expected
 class StepLimits:
     """Current limits of a Step's Sequences and tokens, at most the configured ones."""
 
-    def __init__(self, max_num_sequences: int, max_tokens: int) -> None:
+    def __init__(self, max_num_sequences: int, max_tokens: int, least_rows_beside: int = 0) -> None:
         self.max_num_sequences = max_num_sequences
         self.max_tokens = max_tokens
+        self.least_rows_beside = least_rows_beside  # of a Step that runs beside others
         self._most = (max_num_sequences, max_tokens)
         self._num_good_steps = 0
         self._num_steps = 1  # that may run at once

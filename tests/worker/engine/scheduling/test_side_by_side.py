@@ -227,3 +227,10 @@ def test_few_sequences_run_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for arrival, rows in enumerate([None, None, None, 2, 3, 3, 4, 4, 4]):
         scheduler.add(make_sequence(arrival, [1]))
         assert scheduler.rows_beside(2) == rows
+
+
+def test_a_model_may_ask_for_more_sequences_in_each_step() -> None:
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET, least_rows_beside=3)
+    for arrival, rows in enumerate([None, None, None, None, None, 3, 4]):
+        scheduler.add(make_sequence(arrival, [1]))
+        assert scheduler.rows_beside(2) == rows
