@@ -55,7 +55,7 @@ TORCH_DTYPES = {
 EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
 # The least Sequences of a Step that runs beside others and reads the weights from memory. With fewer, reading
 # takes longer than computing, and all threads together read only once (docs/decisions/0053).
-ROWS_WORTH_READING = 20
+ROWS_WORTH_READING = 16
 
 
 class ModelRunner:
