@@ -275,9 +275,12 @@ def test_how_many_steps_run_at_once(tiny_llama: Path, overrides: dict[str, Any],
     assert engine.steps_at_once == (count if engine._runner.is_one_region else 1)
 
 
-@pytest.mark.parametrize(("cache_bytes", "least"), [(0, ROWS_WORTH_READING), (1 << 30, 0)])
+@pytest.mark.parametrize(
+    ("cache_bytes", "most", "least"), [(0, ROWS, ROWS_WORTH_READING), (0, 8, 8), (1 << 30, ROWS, 0)]
+)
 def test_steps_that_read_weights_from_memory_have_more_sequences(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int, least: int
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int, most: int, least: int
 ) -> None:
     monkeypatch.setattr(model_runner, "last_cache_bytes", lambda: cache_bytes)
-    assert make_engine(tiny_llama, **LIMITS)._scheduler.limits.least_rows_beside == least
+    engine = make_engine(tiny_llama, **LIMITS | {"max_num_sequences": most})
+    assert engine._scheduler.limits.least_rows_beside == least

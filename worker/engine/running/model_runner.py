@@ -102,7 +102,9 @@ class ModelRunner:
             head_dim=architecture.head_dim,
         )
         self.steps_at_once = self._most_steps_at_once(config)
-        self.least_rows_beside = ROWS_WORTH_READING if weights.num_bytes > last_cache_bytes() else 0
+        self.least_rows_beside = 0
+        if weights.num_bytes > last_cache_bytes():
+            self.least_rows_beside = min(ROWS_WORTH_READING, config.max_num_sequences)
         self._input_builder = InputBuilder(
             max_num_sequences=config.max_num_sequences * self.steps_at_once,
             max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
