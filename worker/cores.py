@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-USUAL_CACHE_BYTES = 32 << 20
+USUAL_CACHE_BYTES = 32 << 20  # of the last cache before memory
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -35,3 +35,10 @@ def test_products_are_timed_in_each_way(
 def test_a_missing_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
+
+
+def test_no_thread_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_llama(tmp_path)
+
+    assert main(["--model", str(tmp_path), "--threads", "0"]) == 2
+    assert "positive" in capsys.readouterr().err

@@ -45,7 +45,7 @@ class Scheduler:
         max_num_sequences: int,
         max_tokens_per_step: int,
         steps_at_once: int = 1,  # the most that `schedule` may be told
-        least_rows_beside: int = 0,
+        least_rows_beside: int = 0,  # of each Step, if more than LEAST_ROWS
         shares_prefixes: bool = False,  # between groups
         gate: BatchGate | None = None,  # None: continuous batching
         stats: EngineStats | None = None,
