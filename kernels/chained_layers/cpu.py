@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.kv_write.cpu import WriteCall, write_rows
-from kernels.paged_attention.cpu import attend_item
+from kernels.paged_attention.cpu import Team, attend_items
 from kernels.paged_attention.task import AttentionCall, PlanNumbers
 from kernels.product_chain.cpu import ChainCall, ChainRows, take_through
 from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, pointer_like
-from kernels.threads import fork, meet, share, take_next, team_size
+from kernels.threads import fork, meet, share, team_size
 
 # Of one piece and layer: a counter for each link of a chain, and one for its attention.
 COUNTERS = 5
@@ -170,28 +170,6 @@ def _chain_call(layer: LayerNumbers, call: LayersCall) -> ChainCall:
 
 
 @inlined
-def _attend_piece(
-    part: int,
-    counter: int,
-    piece: Piece,
-    layer: LayerNumbers,
-    cache: Pointer,
-    call: LayersCall,
-    plan: PlanNumbers,
-) -> None:
-    """Compute this thread's share of a piece's attention; `counter` is the place of its counter."""
-    counters, num_kv_heads = int64_at(call.counters), call.num_kv_heads
-    keys, values = pointer_like(cache, layer.keys), pointer_like(cache, layer.values)
-    attention = _attention_call(layer, call)
-    num_tasks = (piece.end_item - piece.first_item) * num_kv_heads
-    task = take_next(counters, counter)
-    while task < num_tasks:
-        item, head = piece.first_item + task // num_kv_heads, task % num_kv_heads
-        attend_item(item, head, part, keys, values, float32_at(call.attended), attention, plan)
-        task = take_next(counters, counter)
-
-
-@inlined
 def _run_piece(
     number: int, member: int, num_members: int, cache: Pointer, call: LayersCall, plan: PlanNumbers
 ) -> None:
@@ -204,7 +182,9 @@ def _run_piece(
         keys, values = pointer_like(cache, layer.keys), pointer_like(cache, layer.values)
         write_rows(first, last, member, float32_at(call.qkv), keys, values, _write_call(layer, call))
         meet(call.team, member, num_members)
-        _attend_piece(member, counter + MOST_LINKS, piece, layer, cache, call, plan)
+        team = Team(member, num_members, call.counters + (counter + MOST_LINKS) * 8, call.team)
+        attention, out = _attention_call(layer, call), float32_at(call.attended)
+        attend_items(piece.first_item, piece.end_item, team, keys, values, out, attention, plan)
         # The last time so that all end together: OpenMP's own barrier spins for long.
         meet(call.team, member, num_members)
         if layer.num_links:

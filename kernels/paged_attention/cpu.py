@@ -1,227 +1,154 @@
-"""Computes paged attention on a CPU, in register tiles that read the Blocks directly.
+"""Divides attention on a CPU among threads.
 
-A Block holds its keys with the tokens innermost, so one tile gives the scores of `block_size` tokens at once
-and no sum runs across a register.
+A task, the rows of an item for one KV head, is one thread's. But a task that reads more than a thread's fair
+share, as a long context does where few Sequences run, is shared: the threads score some of its Blocks each,
+meet, weigh the scores of some vectors each, meet, and mix some columns of its values each. So no sum is cut,
+and a row has the same bits either way.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.paged_attention.bytes import attend_bytes, takes
-from kernels.paged_attention.task import (
-    AttentionCall,
-    PlanNumbers,
-    Task,
-    first_hidden,
-    line_of,
-    reads,
-    task_of,
-    write_mixed,
-)
-from kernels.simd import (
-    bfloat16_at,
-    copy,
-    exp,
-    float32_at,
-    int8_at,
-    int64_at,
-    load,
-    maximum,
-    prefetch,
-    store,
-    tanh,
-)
-from kernels.threads import fork
-from kernels.tile import ROWS_OF_ONE_REGISTER, Matrix, multiply_tile, tile_rows
+from kernels.paged_attention.bytes import mix_bytes, score_bytes, takes, weigh_bytes
+from kernels.paged_attention.floats import mix_floats, score_floats, weigh_floats
+from kernels.paged_attention.task import AttentionCall, PlanNumbers, Task, task_of, write_mixed
+from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, store
+from kernels.threads import LINE, fork, meet, share, take_next, team_size
+from kernels.tile import ROWS_OF_ONE_REGISTER
 
 # The number of query vectors that share a KV head and run together; a Block is read once for all of them.
 VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
+# The fewest tokens of a context that threads share: meeting twice costs as much as reading some hundred.
+LEAST_SHARED = 1024
+SHARED_COLUMNS = 64  # of values that one thread mixes, or a multiple: a sum in float32 stays in one tile
+SHARES = 2  # of a task, for each thread: another one may take over what a late one has not begun
+
+# What a thread does with a task: all of it, or its share of what is done between two meetings.
+SCORE, WEIGH, MIX, ALL = range(4)
+
+
+class Team(NamedTuple):
+    """The threads that divide the items of a call."""
+
+    member: int
+    num_members: int
+    counter: int  # the address of a counter, zero at first
+    meeting: int  # the address of where they meet, as `meet` takes it
 
 
 @inlined
-def _softmax(
-    scores: Pointer, begin: int, low: int, high: int, end: int, scale: np.float32, cap: np.float32
-) -> None:
-    """Replace the scores at low..high by their weights, and the rest of begin..end by zeros."""
-    if cap > 0:
-        for index in range(low, high):
-            store(scores, index, cap * tanh(load(scores, index) * (scale / cap)))
-    else:
-        for index in range(low, high):
-            store(scores, index, load(scores, index) * scale)
-    peak = np.float32(-3e38)
-    for index in range(low, high):
-        peak = maximum(peak, load(scores, index))
-    total = np.float32(0)
-    for index in range(low, high):
-        weight = exp(load(scores, index) - peak)
-        store(scores, index, weight)
-        total += weight
-    share = np.float32(1) / total
-    for index in range(low, high):
-        store(scores, index, load(scores, index) * share)
-    for index in range(begin, low):
-        store(scores, index, 0)
-    for index in range(high, end):
-        store(scores, index, 0)
+def _tokens(item: int, call: AttentionCall, plan: PlanNumbers) -> int:
+    """Return the most tokens that a row of an item reads."""
+    last = int64_at(plan.first_rows)[item] + int64_at(plan.num_rows)[item] - 1
+    tokens: int = min(int64_at(plan.places)[last] + 1, call.window)
+    return tokens
 
 
 @inlined
-def _score(task: Task, keys: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Fill the scores with the products of all vectors and all keys."""
-    scratch, query = float32_at(plan.scratch), float32_at(call.query)
-    head_dim, block_size = call.head_dim, call.block_size
-    rows, block_floats = tile_rows(block_size), head_dim * block_size
-    query_start = (task.head * call.total_rows + task.first_row) * call.group * head_dim
-    for block in range(task.first_block, task.end_block):
-        at = line_of(block, task, call, plan) * block_floats
-        prefetch(
-            keys, line_of(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
-        )
-        for vector in range(0, task.num_vectors, rows):
-            start = task.scores + vector * task.width + (block - task.first_block) * block_size
-            multiply_tile(
-                min(rows, task.num_vectors - vector),
-                block_size,
-                head_dim,
-                Matrix(scratch, start, task.width),
-                Matrix(query, query_start + vector * head_dim, head_dim),
-                Matrix(keys, at, block_size),
-            )
+def _fair_share(first_item: int, end_item: int, team: Team, call: AttentionCall, plan: PlanNumbers) -> int:
+    """Return the tokens, times rows, that a thread reads for items; 0 if none of them can be shared."""
+    longest = min(call.window, plan.table_width * call.block_size)
+    total = 0
+    if team.num_members > 1 and longest >= LEAST_SHARED and not plan.hidden:
+        for item in range(first_item, end_item):
+            total += int64_at(plan.num_rows)[item] * _tokens(item, call, plan)
+    return total * call.num_kv_heads // team.num_members
 
 
 @inlined
-def _scale_slots(task: Task, scales_address: int, end: int, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Multiply each column of the scores by the scale of its Slot, if there are scales, up to a Block."""
-    scratch, scales, block_size = float32_at(plan.scratch), float32_at(scales_address), call.block_size
-    end_block = end if scales_address else task.first_block
-    for block in range(task.first_block, end_block):
-        at = line_of(block, task, call, plan) * block_size
-        for row in range(task.num_vectors):
-            column = task.scores + row * task.width + (block - task.first_block) * block_size
-            for slot in range(block_size):
-                store(scratch, column + slot, load(scratch, column + slot) * load(scales, at + slot))
+def _is_shared(item: int, fair_share: int, call: AttentionCall, plan: PlanNumbers) -> bool:
+    tokens = _tokens(item, call, plan)
+    return fair_share > 0 and tokens >= LEAST_SHARED and int64_at(plan.num_rows)[item] * tokens > fair_share
 
 
 @inlined
-def _close_gaps(row: int, start: int, plan: PlanNumbers) -> int:
-    """Move a vector's scores of the places that its row reads next to each other; return the last position.
-
-    So the sums over them run as in a Sequence that has no other tokens. `start` is the score of place 0.
-    """
-    scratch, position = float32_at(plan.scratch), first_hidden(row, plan)
-    last, hidden = int64_at(plan.places)[row], int64_at(plan.hidden)[row]
-    for place in range(position, last + 1):
-        if reads(hidden, last - place):
-            store(scratch, start + position, load(scratch, start + place))
-            position += 1
-    return position - 1
-
-
-@inlined
-def _weigh(task: Task, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Replace the scores of each vector by the weights of its tokens."""
-    scratch, places = float32_at(plan.scratch), int64_at(plan.places)
-    scale, cap = np.float32(call.scale), np.float32(call.soft_cap)
-    for vector in range(task.num_vectors):
-        row = task.first_row + vector // call.group
-        position = places[row]
-        begin = task.scores + vector * task.width
-        start = begin - task.first_block * call.block_size
-        if task.end_shared < task.end_block:
-            position = _close_gaps(row, start, plan)
-        low, high = start + max(0, position + 1 - call.window), start + position + 1
-        _softmax(scratch, begin, low, high, begin + task.width, scale, cap)
-
-
-@inlined
-def _mix(task: Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Add the values, by their weights, into the outputs of all vectors, from the Blocks that they share."""
-    scratch, head_dim, block_size = float32_at(plan.scratch), call.head_dim, call.block_size
-    rows, block_floats = tile_rows(head_dim), head_dim * block_size
-    for block in range(task.first_block, task.end_shared):
-        at = line_of(block, task, call, plan) * block_floats
-        depth = min(block_size, task.context - block * block_size)
-        prefetch(
-            values, line_of(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
-        )
-        for vector in range(0, task.num_vectors, rows):
-            weights = task.scores + vector * task.width + (block - task.first_block) * block_size
-            multiply_tile(
-                min(rows, task.num_vectors - vector),
-                head_dim,
-                depth,
-                Matrix(scratch, task.mixed + vector * head_dim, head_dim),
-                Matrix(scratch, weights, task.width),
-                Matrix(values, at, head_dim),
-            )
-
-
-@inlined
-def _mix_paths(task: Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Do as `_mix` in the other Blocks: copy what a row reads, as in a Sequence of these tokens alone."""
-    scratch, group, head_dim = float32_at(plan.scratch), call.group, call.head_dim
-    block_size, path = call.block_size, task.mixed + task.num_vectors * head_dim
-    rows = tile_rows(head_dim)
-    for index in range(task.num_vectors // group):
-        row, position = task.first_row + index, task.end_shared * block_size
-        last, hidden = int64_at(plan.places)[row], int64_at(plan.hidden)[row]
-        weights = task.scores + index * group * task.width - task.first_block * block_size
-        for place in range(position, last + 1):
-            if not reads(hidden, last - place):
-                continue
-            slot = line_of(place // block_size, task, call, plan) * block_size + place % block_size
-            copy(head_dim, values, slot * head_dim, scratch, path + position % block_size * head_dim)
-            if call.value_scales:
-                for head in range(group):
-                    at = weights + head * task.width + position
-                    store(scratch, at, load(scratch, at) * load(float32_at(call.value_scales), slot))
-            position += 1
-            if position % block_size and place < last:
-                continue
-            begin = (position - 1) // block_size * block_size
-            for head in range(0, group, rows):
-                multiply_tile(
-                    min(rows, group - head),
-                    head_dim,
-                    position - begin,
-                    Matrix(scratch, task.mixed + (index * group + head) * head_dim, head_dim),
-                    Matrix(scratch, weights + head * task.width + begin, task.width),
-                    Matrix(scratch, path, head_dim),
-                )
+def _shared_item(first_item: int, index: int, fair_share: int, call: AttentionCall, plan: PlanNumbers) -> int:
+    """Return the item that is the so-and-so-many-th of those that are shared, from 0 on."""
+    item = first_item
+    while index or not _is_shared(item, fair_share, call, plan):
+        index -= _is_shared(item, fair_share, call, plan)
+        item += 1
+    return item
 
 
 @kernel
-def attend_item(
-    item: int,
-    head: int,
-    part: int,
+def _run_share(
+    phase: int,
+    nth: int,
+    num_shares: int,
+    task: Task,
     keys: Pointer,
     values: Pointer,
     out: Pointer,
     call: AttentionCall,
     plan: PlanNumbers,
 ) -> None:
-    """Compute an item for one KV head, by a part, which has its own place in the scratch."""
-    scratch, block_floats = float32_at(plan.scratch), call.head_dim * call.block_size
-    task = task_of(item, head, part, call, plan)
-    if takes(call):
-        attend_bytes(task, out, call, plan)
-        return
-    for index in range(task.scores, task.mixed + task.num_vectors * call.head_dim):
-        store(scratch, index, 0)
-    _score(task, keys, call, plan)
-    prefetch(values, line_of(task.first_block, task, call, plan) * block_floats, block_floats)
-    _scale_slots(task, call.key_scales, task.end_block, call, plan)
-    _weigh(task, call, plan)
-    _scale_slots(task, call.value_scales, task.end_shared, call, plan)
-    _mix(task, values, call, plan)
-    if task.end_shared < task.end_block:
-        _mix_paths(task, values, call, plan)
-    write_mixed(task, out, call, plan)
+    """Do a share of a phase of a task."""
+    has_bytes, scratch, head_dim = takes(call), float32_at(plan.scratch), call.head_dim
+    if phase in (SCORE, ALL):
+        begin, end = share(task.end_block - task.first_block, nth, num_shares)
+        first, last = task.first_block + begin, task.first_block + end
+        if has_bytes:
+            score_bytes(task, first, last, call, plan)
+        else:
+            score_floats(task, first, last, keys, values, call, plan)
+    if phase in (WEIGH, ALL):
+        first, last = share(task.num_vectors, nth, num_shares)
+        if has_bytes:
+            weigh_bytes(task, first, last, call, plan)
+        else:
+            weigh_floats(task, first, last, call, plan)
+    if phase in (MIX, ALL):
+        begin, end = share((head_dim + SHARED_COLUMNS - 1) // SHARED_COLUMNS, nth, num_shares)
+        first, last = begin * SHARED_COLUMNS, min(end * SHARED_COLUMNS, head_dim)
+        for vector in range(task.num_vectors):
+            for index in range(first, last):
+                store(scratch, task.mixed + vector * head_dim + index, 0)
+        if has_bytes:
+            mix_bytes(task, first, last, call, plan)
+        else:
+            mix_floats(task, first, last, values, call, plan)
+        write_mixed(task, first, last, out, call, plan)
+
+
+@inlined
+def attend_items(
+    first_item: int,
+    end_item: int,
+    team: Team,
+    keys: Pointer,
+    values: Pointer,
+    out: Pointer,
+    call: AttentionCall,
+    plan: PlanNumbers,
+) -> None:
+    """Compute some items with the other threads of a team; one may return before the others have ended."""
+    counters, num_kv_heads = int64_at(team.counter), call.num_kv_heads
+    fair_share = _fair_share(first_item, end_item, team, call, plan)
+    num_shared = 0
+    if fair_share:
+        for item in range(first_item, end_item):
+            num_shared += _is_shared(item, fair_share, call, plan)
+    begin, ticket = 0, take_next(counters, 0)
+    for phase in range(SCORE if num_shared else ALL, ALL + 1):
+        num_shares = 1 if phase == ALL else SHARES * team.num_members
+        num_items = end_item - first_item if phase == ALL else num_shared
+        end = begin + num_items * num_kv_heads * num_shares
+        while ticket < end:
+            number, nth = (ticket - begin) // num_shares, (ticket - begin) % num_shares
+            item, head, place = first_item + number // num_kv_heads, number % num_kv_heads, team.member
+            if phase != ALL:
+                item = _shared_item(first_item, number // num_kv_heads, fair_share, call, plan)
+                place = team.num_members + number
+            if phase != ALL or not _is_shared(item, fair_share, call, plan):
+                task = task_of(item, head, place, call, plan)
+                _run_share(phase, nth, num_shares, task, keys, values, out, call, plan)
+            ticket = take_next(counters, 0)
+        begin = end
+        if phase in (SCORE, WEIGH):
+            meet(team.meeting, team.member, team.num_members)
 
 
 @kernel
@@ -231,16 +158,14 @@ def _attend(
     keys: Pointer,
     values: Pointer,
     out: Pointer,
+    counter: int,
     call: AttentionCall,
     plan: PlanNumbers,
 ) -> None:
-    num_kv_heads = call.num_kv_heads
-    # With enough items, a part takes all heads of an item, since they lie in the same pages of memory.
-    run = num_kv_heads if plan.num_items >= num_parts else 1
-    num_tasks = (plan.num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
-    for nth in range(num_tasks):
-        number = (nth // run * num_parts + part) * run + nth % run
-        attend_item(number // num_kv_heads, number % num_kv_heads, part, keys, values, out, call, plan)
+    num_members = min(num_parts, team_size())  # OpenMP may have started fewer threads
+    if part < num_members:
+        team = Team(part, num_members, counter, counter + LINE * 8)
+        attend_items(0, plan.num_items, team, keys, values, out, call, plan)
 
 
 # Numba takes a plain tuple three microseconds faster than a named one.
@@ -248,42 +173,42 @@ Numbers = tuple[Any, ...]
 
 
 @kernel
-def _attend_float32(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+def _attend_float32(num_parts: int, counter: int, numbers: Numbers, plan: Numbers) -> None:
     call = AttentionCall(*numbers)
     pointers = (float32_at(call.keys), float32_at(call.values), float32_at(call.out))
-    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
+    fork(_attend, num_parts, (*pointers, counter, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_bfloat16(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+def _attend_bfloat16(num_parts: int, counter: int, numbers: Numbers, plan: Numbers) -> None:
     call = AttentionCall(*numbers)
     pointers = (bfloat16_at(call.keys), bfloat16_at(call.values), bfloat16_at(call.out))
-    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
+    fork(_attend, num_parts, (*pointers, counter, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_mixed(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+def _attend_mixed(num_parts: int, counter: int, numbers: Numbers, plan: Numbers) -> None:
     call = AttentionCall(*numbers)
     pointers = (bfloat16_at(call.keys), bfloat16_at(call.values), float32_at(call.out))
-    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
+    fork(_attend, num_parts, (*pointers, counter, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_int8_float32(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+def _attend_int8_float32(num_parts: int, counter: int, numbers: Numbers, plan: Numbers) -> None:
     call = AttentionCall(*numbers)
     pointers = (int8_at(call.keys), int8_at(call.values), float32_at(call.out))
-    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
+    fork(_attend, num_parts, (*pointers, counter, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_int8_bfloat16(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+def _attend_int8_bfloat16(num_parts: int, counter: int, numbers: Numbers, plan: Numbers) -> None:
     call = AttentionCall(*numbers)
     pointers = (int8_at(call.keys), int8_at(call.values), bfloat16_at(call.out))
-    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
+    fork(_attend, num_parts, (*pointers, counter, call, PlanNumbers(*plan)))
 
 
 # Kernels by dtype of the result and of the cache, each compiled on first use. They take the number of
-# parts, an AttentionCall and a PlanNumbers, both as plain tuples.
+# parts, where a counter and a meeting are, an AttentionCall and a PlanNumbers, both as plain tuples.
 ATTEND = {
     (torch.float32, torch.float32): _attend_float32,
     (torch.bfloat16, torch.bfloat16): _attend_bfloat16,

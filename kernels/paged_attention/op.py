@@ -8,6 +8,7 @@ from kernels.paged_attention.cpu import ATTEND
 from kernels.paged_attention.plan import AttentionPlan
 from kernels.paged_attention.task import AttentionCall
 from kernels.paged_attention.tiling import GpuAttentionPlan
+from kernels.threads import LINE, num_threads
 
 NO_WINDOW = 1 << 62
 
@@ -79,5 +80,8 @@ def _attend_on_cpu(
         soft_cap or 0.0,
         window or NO_WINDOW,
     )
-    attend(plan.scratch.shape[0], tuple(call), plan.numbers)
+    num_parts = num_threads()
+    # A counter, and where threads meet.
+    zeros = torch.zeros((2 + num_parts) * LINE, dtype=torch.int64)
+    attend(num_parts, zeros.data_ptr(), tuple(call), plan.numbers)
     return out

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.cpu import VECTORS_PER_ITEM
+from kernels.paged_attention.cpu import LEAST_SHARED, VECTORS_PER_ITEM
 from kernels.paged_attention.task import PlanNumbers
 from kernels.threads import num_threads
 
@@ -22,7 +22,8 @@ class AttentionPlan:
     first_rows: Tensor  # [num_items] int64
     num_rows: Tensor  # [num_items] int64
     sequences: Tensor  # [num_items] int64, rows of `block_tables`
-    scratch: Tensor  # [num_threads, floats] float32: one thread's scores, mixtures and path
+    # [num_threads, floats] float32: one thread's scores, mixtures and path; twice as many with long contexts.
+    scratch: Tensor
     numbers: tuple[int, ...]  # PlanNumbers of the tensors above
 
 
@@ -60,7 +61,9 @@ def plan_attention(
     tables, rows = torch.from_numpy(block_tables), torch.from_numpy(places)
     unread = None if hidden is None else torch.from_numpy(hidden)
     firsts, lengths, owners = (torch.from_numpy(one) for one in (first_rows, num_rows, sequences))
-    scratch = torch.empty(num_threads(), floats)
+    # Fewer tasks than threads are shared; each has its own place.
+    num_places = num_threads() * (2 if block_tables.shape[1] * block_size >= LEAST_SHARED else 1)
+    scratch = torch.empty(num_places, floats)
     numbers = PlanNumbers(
         tables=tables.data_ptr(),
         table_width=tables.shape[1],

@@ -20,7 +20,7 @@ class PlanNumbers(NamedTuple):
     num_rows: int  # of the items
     table_rows: int  # of the items
     scratch: int
-    scratch_width: int  # of one part
+    scratch_width: int  # of one place
 
 
 class AttentionCall(NamedTuple):
@@ -56,7 +56,7 @@ class Task(NamedTuple):
     entries: int  # where the table of its Sequence begins
     scores: int  # in the scratch: [num_vectors, width]
     width: int
-    mixed: int  # in the scratch: [num_vectors, head_dim]
+    mixed: int  # in the scratch: [num_vectors, head_dim]; until values are mixed, queries as bytes
 
 
 @inlined
@@ -76,8 +76,8 @@ def reads(hidden: int, distance: int) -> bool:
 
 
 @inlined
-def task_of(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumbers) -> Task:
-    """Return an item of one KV head, for a part, which has its own place in the scratch."""
+def task_of(item: int, head: int, place: int, call: AttentionCall, plan: PlanNumbers) -> Task:
+    """Return an item of one KV head, at a place in the scratch."""
     places, block_size = int64_at(plan.places), call.block_size
     first, count = int64_at(plan.first_rows)[item], int64_at(plan.num_rows)[item]
     num_vectors = count * call.group
@@ -92,7 +92,7 @@ def task_of(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumb
     # A row's position is at least its first hidden place.
     first_block = max(0, least_hidden + 1 - call.window) // block_size
     width = (end_block - first_block) * block_size
-    scores = part * plan.scratch_width
+    scores = place * plan.scratch_width
     return Task(
         head,
         first,
@@ -117,11 +117,13 @@ def line_of(block: int, task: Task, call: AttentionCall, plan: PlanNumbers) -> i
 
 
 @inlined
-def write_mixed(task: Task, out: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Copy the outputs of all vectors into the result."""
+def write_mixed(
+    task: Task, first_column: int, end_column: int, out: Pointer, call: AttentionCall, plan: PlanNumbers
+) -> None:
+    """Copy some columns of the outputs of all vectors into the result."""
     scratch, group, head_dim = float32_at(plan.scratch), call.group, call.head_dim
     for vector in range(task.num_vectors):
         row = task.first_row + vector // group
         target = ((row * call.num_kv_heads + task.head) * group + vector % group) * head_dim
-        for index in range(head_dim):
+        for index in range(first_column, end_column):
             store(out, target + index, load(scratch, task.mixed + vector * head_dim + index))

@@ -15,7 +15,10 @@ TABLES = (
                 "(number * call.num_layers + index) * COUNTERS",
                 "number * COUNTERS",
             ),
-            Mutation("items of another piece", "piece.first_item + task", "task"),
+            Mutation(
+                "the last item of a piece is left out", "piece.end_item, team", "piece.end_item - 1, team"
+            ),
+            Mutation("attention has the counter of products", "(counter + MOST_LINKS) * 8", "counter * 8"),
             Mutation("rows of another piece", "piece.first_row + begin, piece", "begin, piece"),
             Mutation(
                 "the last piece is left out",

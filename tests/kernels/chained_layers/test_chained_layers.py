@@ -210,6 +210,23 @@ def test_a_row_has_the_same_bits_in_any_step_however_threads_share_the_work(
     assert torch.equal(out, together[ends[-2] : ends[-2] + 33])
 
 
+def test_threads_that_share_a_long_context_compute_the_same_bits(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layer has a window, within which nothing is long."""
+    monkeypatch.setattr(f"{__name__}.LENS", ((1, 2000), (3, 40), (2, 1300)))
+    monkeypatch.setattr(f"{__name__}.LONGEST", 2048)
+    monkeypatch.setattr("kernels.paged_attention.plan.num_threads", lambda: 5)
+    layers = Layers(make_layers(generator, is_full=True), scale=SCALE)
+    found = []
+    for num_threads in (1, 2, 4, 5):  # by 4 one of the long contexts is shared, by 5 both are
+        monkeypatch.setattr(op, "num_threads", lambda count=num_threads: count)
+        found.append(run_together(layers, make_step(range(3)), make_caches(torch.int8)))
+    for out, residual in found[1:]:
+        assert torch.equal(out, found[0][0])
+        assert torch.equal(residual, found[0][1])
+
+
 def test_pieces_begin_with_an_item_and_are_as_long_as_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "MOST_ROWS", 16)
     assert op.cut(make_step().plan, 87).tolist() == [

@@ -167,6 +167,53 @@ def test_a_row_of_a_tree_has_the_bits_of_its_path_alone(
             assert torch.equal(expected[0], whole[row]), (start, row)
 
 
+# (contexts of decode rows, KV heads, the window, the fewest threads that share one of the contexts)
+SHARED = (
+    ([1500], 1, None, 2),
+    ([1500], 1, 1100, 2),
+    ([1500], 1, 1000, 8),  # too few tokens are read
+    ([1023], 1, None, 8),
+    ([2040, 1100, 1100], 1, 1030, 4),  # all read equally many
+    ([2040, 40, 700, 1], 1, None, 2),  # the others are one thread's each
+    ([1025, 1500, 1040], 2, None, 4),  # with fewer threads, each has a fair share as it is
+)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("head_dim", [80, 256])  # the columns of one are no multiple of what a share has
+@pytest.mark.parametrize(("contexts", "num_kv_heads", "window", "fewest"), SHARED)
+def test_a_long_context_that_threads_share_has_the_same_bits(
+    contexts: list[int],
+    num_kv_heads: int,
+    window: int | None,
+    fewest: int,
+    head_dim: int,
+    cache_dtype: torch.dtype,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_rows, group = len(contexts), 3
+    query = torch.randn(num_kv_heads, num_rows, group, head_dim, generator=generator)
+    cache, _ = _random_cache(520, num_kv_heads, 16, head_dim, cache_dtype, generator)
+    tables = torch.randperm(520, generator=generator).view(4, 130)[:num_rows]
+    empty, shares = torch.empty, []
+    monkeypatch.setattr(torch, "empty", lambda *shape, **kw: empty(*shape, **kw).fill_(float("nan")))
+
+    def attend(num_threads: int) -> Tensor:
+        monkeypatch.setattr("kernels.paged_attention.plan.num_threads", lambda: num_threads)
+        monkeypatch.setattr("kernels.paged_attention.op.num_threads", lambda: num_threads)
+        plan = plan_of([1] * num_rows, contexts, tables, block_size=16, group=group, head_dim=head_dim)
+        out = paged_attention(query, cache, plan, 0.1, dtype=torch.float32, window=window, soft_cap=20.0)
+        # What is written into the places of shared contexts.
+        shares.append(bool(plan.scratch[num_threads:].isfinite().any()))
+        return out
+
+    alone = attend(1)
+    for num_threads in (2, 3, 7):
+        assert torch.equal(attend(num_threads), alone)
+    assert shares == [num_threads >= fewest for num_threads in (1, 2, 3, 7)]
+
+
 def _memories(cache: LayerCache) -> list[Tensor]:
     """The tensors of a cache as [num_blocks, ..., block_size, numbers of a Slot]."""
     found = [cache.keys.transpose(2, 3), cache.values]
