@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
-from kernels.compiled import inlined
+from kernels.compiled import has_feature, inlined
 from kernels.simd import int64_at
 
 logger = logging.getLogger(__name__)
@@ -130,10 +130,11 @@ def _look(_context: Any, counters: Any, index: Any) -> Any:
 
 @intrinsic
 def _pause(_context: Any) -> Any:
-    """Let the processor do nothing for a moment."""
+    """Let the processor do nothing for a moment, if it is an x86."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _call(builder, ir.VoidType(), "llvm.x86.sse2.pause")
+        if has_feature("sse2"):
+            _call(builder, ir.VoidType(), "llvm.x86.sse2.pause")
         return context.get_dummy_value()
 
     return types.void(), generate
