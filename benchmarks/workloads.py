@@ -117,10 +117,16 @@ def prefix(draw: Drawer, num_requests: int) -> list[WorkItem]:
     return [draw.item(384 + draw.numbers.randint(16, 64), (16, 128), shared) for _ in range(num_requests)]
 
 
+def long(draw: Drawer, num_requests: int) -> list[WorkItem]:
+    """Return prompts of 1,400 to 1,900 tokens with outputs of 16 to 48."""
+    return [draw.item(draw.numbers.randint(1400, 1900), (16, 48)) for _ in range(num_requests)]
+
+
 WORKLOADS: dict[str, tuple[Callable[[Drawer, int], list[WorkItem]], int]] = {
     "ragged_small": (ragged, 64),
     "ragged_medium": (ragged, 32),
     "prefix": (prefix, 64),
+    "long": (long, 24),
 }
 
 

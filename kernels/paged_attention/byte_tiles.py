@@ -244,6 +244,7 @@ def _store_weights(builder: Any, read: _Read, peak: Any, inverse: Any) -> tuple[
     Return the sum of weights without scales, and whether all are numbers.
     """
     zeros = constant(FLOATS, 0.0)
+    order = [WORD * lane + byte for byte in (2, 1, 0, 3) for lane in range(LANES)]
     is_bad = variable(builder, ir.Constant(BITS, [0] * LANES))
     totals = [variable(builder, ir.Constant(HALF, [0] * (LANES // 2))) for _ in range(2)]
     with _blocks(builder, read.lines) as (number, line, _):
@@ -256,11 +257,10 @@ def _store_weights(builder: Any, read: _Read, peak: Any, inverse: Any) -> tuple[
         x = builder.select(counts, builder.fmul(weight, scales), zeros)
         builder.store(builder.or_(builder.load(is_bad), builder.fcmp_unordered("uno", x, x)), is_bad)
         level = rounded(builder, builder.fmul(x, spread(builder, inverse)))
+        # The fourth bytes, all 0, end no later than the scores that have been read.
+        packed = shuffled(builder, builder.bitcast(level, LINE), None, order)
         target = builder.add(read.scores, builder.mul(number, int64(NUM_BYTES * BLOCK)))
-        for byte in range(NUM_BYTES):
-            one = builder.lshr(level, constant(WORDS, 8 * (NUM_BYTES - 1 - byte)))
-            address = builder.add(target, int64(byte * BLOCK))
-            builder.store(builder.trunc(one, BYTES), at_address(builder, address, BYTES), align=1)
+        builder.store(packed, at_address(builder, target, LINE), align=1)
     both = builder.add(*(builder.load(total) for total in totals))
     total = builder.uitofp(call_llvm(builder, f"llvm.vector.reduce.add.v{LANES // 2}i64", I64, [both]), F32)
     bad = call_llvm(builder, f"llvm.vector.reduce.or.v{LANES}i1", BIT, [builder.load(is_bad)])

@@ -47,7 +47,8 @@ def power(builder: Any, x: Any) -> Any:
 
 def rounded(builder: Any, x: Any) -> Any:
     """Return the nearest integers."""
-    return builder.fptosi(call_llvm(builder, f"llvm.rint.v{LANES}f32", FLOATS, [x]), WORDS)
+    masked = [constant(WORDS, 0), ir.Constant(ir.IntType(16), -1), ir.Constant(I32, 4)]
+    return call_llvm(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, [x, *masked])
 
 
 def keep_larger(builder: Any, largest: Any, x: Any) -> None:

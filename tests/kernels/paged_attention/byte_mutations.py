@@ -98,7 +98,7 @@ BYTE_TABLES = (
                 "byte + lane * WORD for lane",
                 only="int8",
             ),
-            Mutation("lower bytes of weights are upper ones", "int64(byte * BLOCK)", "int64(0)", only="int8"),
+            Mutation("lower bytes of weights are upper ones", "(2, 1, 0, 3)", "(2, 1, 2, 3)", only="int8"),
             Mutation(
                 "NaN is worth something",
                 "builder.select(is_sound, worth,",
