@@ -14,15 +14,18 @@ pytestmark = pytest.mark.slow
 NUM_REQUESTS = 400
 NUM_RESPONSES = 6
 PROMPTS = [f"pack my box with {i} dozen" for i in range(NUM_REQUESTS)]
+OUTPUT_TOKENS = 100
 
 
-def submit(running: Deployment, hook: Receiver) -> str:
+def submit(running: Deployment, hook: Receiver, output_tokens: int = OUTPUT_TOKENS) -> str:
     return running.submit(
-        prompts=PROMPTS, max_tokens=100, temperature=0, ignore_eos=True, callback_url=hook.url
+        prompts=PROMPTS, max_tokens=output_tokens, temperature=0, ignore_eos=True, callback_url=hook.url
     )
 
 
-def check_whole(running: Deployment, hook: Receiver, batch_id: str) -> None:
+def check_whole(
+    running: Deployment, hook: Receiver, batch_id: str, output_tokens: int = OUTPUT_TOKENS
+) -> None:
     """Every request has one result, the counts add up, and the receiver heard of it once."""
     batch = running.wait_for(batch_id)
     assert batch["counts"] == {
@@ -35,7 +38,7 @@ def check_whole(running: Deployment, hook: Receiver, batch_id: str) -> None:
     results = running.results(batch_id)
     assert sorted(result["index"] for result in results) == list(range(NUM_REQUESTS))
     assert [result["sequence"] for result in results] == list(range(1, NUM_REQUESTS + 1))
-    assert {result["usage"]["output_tokens"] for result in results} == {100}
+    assert {result["usage"]["output_tokens"] for result in results} == {output_tokens}
     calls = hook.wait_for(1)
     assert {json.loads(body)["batch_id"] for _, body in calls} == {batch_id}
     assert len({headers["webhook-id"] for headers, _ in calls}) == 1
@@ -66,15 +69,17 @@ def test_flushall_in_the_middle(running: Deployment) -> None:
 
 
 def test_sigterm_hands_back_and_another_worker_goes_on_at_once(running: Deployment) -> None:
+    # Celery may hear a SIGTERM two seconds late, in which a fast processor answers most of the usual batch.
+    output_tokens = 220
     with receiver() as hook:
-        batch_id = submit(running, hook)
-        running.wait_for_progress(batch_id, 0.1)
+        batch_id = submit(running, hook, output_tokens)
+        running.wait_for_progress(batch_id, 0.05)
         assert running.stop("gpu") == 0
         assert running.batch(batch_id)["status"] == "processing"
         held = running.sql("SELECT count(*) FROM shards WHERE state = 'running'")
         assert held == [(0,)], "a lease outlived the drain"
         running.start("gpu")
-        check_whole(running, hook, batch_id)
+        check_whole(running, hook, batch_id, output_tokens)
 
 
 def test_a_loop_that_fails_ends_its_worker_and_another_goes_on(running: Deployment) -> None:
