@@ -16,10 +16,10 @@ from kernels.paged_attention.floats import mix_floats, score_floats, weigh_float
 from kernels.paged_attention.task import AttentionCall, PlanNumbers, Task, task_of, write_mixed
 from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, store
 from kernels.threads import LINE, fork, meet, share, take_next, team_size
-from kernels.tile import ROWS_OF_ONE_REGISTER
 
-# The number of query vectors that share a KV head and run together; a Block is read once for all of them.
-VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
+# The number of query vectors that share a KV head and run together: a multiple of the rows of every tile. A
+# Block is read once for all of them.
+VECTORS_PER_ITEM = 24
 # The fewest tokens of a context that threads share: meeting twice costs as much as reading some hundred.
 LEAST_SHARED = 1024
 SHARED_COLUMNS = 64  # of values that one thread mixes, or a multiple: a sum in float32 stays in one tile

@@ -19,7 +19,7 @@ from kernels.simd import (
     uint32_at,
 )
 from kernels.threads import fork, share
-from kernels.tile import ROWS_OF_FOUR_REGISTERS, Matrix, multiply_tile
+from kernels.tile import TILE_ROWS, Matrix, multiply_tile
 from kernels.weight_only_linear.unpack import (
     MOST_DIRECT_ROWS,
     NUM_FACTORS,
@@ -124,9 +124,9 @@ def _add_panel(
         for index in range(num_rows * TILE):
             store(scratch, totals + index, load(scratch, totals + index) + load(scratch, panel + index))
     else:
-        for row in range(0, num_rows, ROWS_OF_FOUR_REGISTERS):
+        for row in range(0, num_rows, TILE_ROWS):
             multiply_tile(
-                min(ROWS_OF_FOUR_REGISTERS, num_rows - row),
+                min(TILE_ROWS, num_rows - row),
                 TILE,
                 end - begin,
                 Matrix(scratch, totals + row * TILE, TILE),
