@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     shard_size: int | None = Field(
         default=None,
         gt=0,
-        description="requests one message carries; unset: 64 to 256, as many as a worker runs in 2 seconds",
+        description="requests one message carries; unset: 64 to 256, as many as a worker runs in 4 seconds",
     )
     shards_in_flight: int = Field(default=10, gt=0, description="shards that feed one engine at once")
     interactive_in_flight: int = Field(

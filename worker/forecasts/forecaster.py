@@ -30,9 +30,9 @@ MAX_LIVE = 100
 # Seconds between a worker's saves.
 SAVED_EVERY = 1.5
 MAX_LEARNED = 256  # tenants whose lengths are kept
-# A shard gets as many requests as take a worker so long. It costs a worker's process some 25 ms in all, and
+# A shard gets as many requests as take a worker so long. It costs 25 to 100 ms of processor time in all, and
 # its requests run on one worker: docs/decisions/0051.
-SHARD_SECONDS = 2.0
+SHARD_SECONDS = 4.0
 # Steps of other workers and of fuller engines may cost so much less, or more.
 COST_DOUBT = 1.25
 

@@ -1,4 +1,4 @@
-"""How many requests a shard gets: as many as a worker runs in two seconds, from 64 to 256."""
+"""How many requests a shard gets: as many as a worker runs in four seconds, from 64 to 256."""
 
 import json
 from typing import Any
@@ -15,9 +15,9 @@ from worker.settings import Settings
 from worker.store.database.session import Store
 
 # What a token costs: in a full Step of 64 Sequences, one takes a 64th of the Step and its own part.
-STEP, ROW = 0.01, 0.001
+STEP, ROW = 0.02, 0.002
 TOKEN_SECONDS = STEP / 64 + ROW
-LENGTHS = {5: 256, 10: round(2 / (10 * TOKEN_SECONDS)), 50: 64}  # tokens of each output, and the shard's size
+LENGTHS = {5: 256, 10: round(4 / (10 * TOKEN_SECONDS)), 50: 64}  # tokens of each output, and the shard's size
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def post(client: TestClient, count: int, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", LENGTHS)
-def test_a_shard_of_a_batch_takes_two_seconds(client: TestClient, store: Store, max_tokens: int) -> None:
+def test_a_shard_of_a_batch_takes_four_seconds(client: TestClient, store: Store, max_tokens: int) -> None:
     measured_worker(store, step=STEP, row=ROW)
     post(client, 600, max_tokens)
     assert 64 < LENGTHS[10] < 256
@@ -83,7 +83,7 @@ def test_the_tokens_of_a_file_are_guessed_from_its_bytes(
     measured_worker(store, step=0.0, row=0.001, token=0.001)
     create(file_of(300, ignore_eos=True))
     read(reader)
-    assert sizes(store) == cut(300, 100)
+    assert sizes(store) == cut(300, 200)
 
 
 def test_a_file_is_cut_by_time_alone(store: Store, reader: BatchReader, create: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_file_is_cut_by_time_alone(store: Store, reader: BatchReader, create: 
         measured_worker(store, step=0.0, row=0.001, token=0.001, name=f"w{worker}")
     create(file_of(300, ignore_eos=True))
     read(reader)
-    assert sizes(store) == cut(300, 100)
+    assert sizes(store) == cut(300, 200)
 
 
 def test_shards_of_later_chunks_come_after_those_of_earlier_ones(
