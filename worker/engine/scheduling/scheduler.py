@@ -131,8 +131,8 @@ class Scheduler:
         """Return the next Step's plan, with Blocks allocated for every token in it.
 
         It leaves out the Sequences of Steps between `begin` and `end`. If up to `num_steps` run at once, each
-        has its share of the Sequences and of the tokens. If it has few Sequences although no other Step runs,
-        the others cannot run now, so it runs alone.
+        has its share of the Sequences and of the tokens. If it has few Sequences and tokens although no other
+        Step runs, the others cannot run now, so it runs alone.
         """
         preemptions = self.stats.preemptions
         self._admit_urgent(num_steps)
@@ -155,8 +155,8 @@ class Scheduler:
         if entries:
             self.stats.kv_used_block_steps += self.block_pool.num_used_blocks
             self.stats.kv_block_steps += self.block_pool.num_blocks
-        is_beside = self.num_steps > 0 or len(entries) >= LEAST_ROWS
-        return StepPlan(tuple(entries), bool(turn.few), most if is_beside else None)
+        is_full = len(entries) >= LEAST_ROWS or sum(entry.num_tokens for entry in entries) >= size[1]
+        return StepPlan(tuple(entries), bool(turn.few), most if self.num_steps or is_full else None)
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """Record how long a Step took, which decides whether small batches get extra Steps."""

@@ -229,6 +229,26 @@ def test_few_sequences_run_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scheduler.rows_beside(2) == rows
 
 
+def test_few_long_prompts_run_beside_others_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "LEAST_ROWS", 3)
+    scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET, steps_at_once=2)
+    for arrival in range(6):
+        scheduler.add(make_sequence(arrival, [1 + arrival] * BUDGET))
+    cache = CacheModel(BLOCK_SIZE)
+    plans = [cache.begin(scheduler, 2) for _ in range(2)]
+    assert [plan is not None and len(plan.entries) for plan in plans] == [1, 1]
+
+
+def test_few_sequences_run_alone_if_the_others_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "LEAST_ROWS", 3)
+    scheduler = make_scheduler(2, BLOCK_SIZE, ROWS, BUDGET, steps_at_once=2)
+    for arrival in range(6):
+        scheduler.add(make_sequence(arrival, [1 + arrival] * (BLOCK_SIZE + 1), max_tokens=1))
+    plan = scheduler.schedule(2)
+    assert len(plan.entries) == 1
+    assert not plan.is_beside
+
+
 def test_a_model_may_ask_for_more_sequences_in_each_step() -> None:
     scheduler = make_scheduler(200, BLOCK_SIZE, ROWS, BUDGET, least_rows_beside=3)
     for arrival, rows in enumerate([None, None, None, None, None, 3, 4]):
