@@ -84,7 +84,7 @@ def rounded(_context: Any, value: Any) -> Any:
     """Return the nearest bfloat16 as float32, the even one of two."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        bits = _bfloat16_bits(builder, arguments[0])
+        bits = bfloat16_bits(builder, arguments[0])
         return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
 
     return types.float32(types.float32), generate
@@ -241,7 +241,7 @@ def load_lanes(builder: Any, pointer: Any, count: int) -> Any:
     )
 
 
-def _bfloat16_bits(builder: Any, value: Any) -> Any:
+def bfloat16_bits(builder: Any, value: Any) -> Any:
     """Emit the rounding of float32 to bfloat16, to nearest even; return the bits in words."""
     words = lanes_of(I32, value.type.count if isinstance(value.type, ir.VectorType) else 1)
     bits = builder.bitcast(value, words)
@@ -255,7 +255,7 @@ def store_lanes(builder: Any, value: Any, pointer: Any) -> None:
     count = value.type.count if isinstance(value.type, ir.VectorType) else 1
     element = pointer.type.pointee
     if element == _I16:
-        value = builder.trunc(_bfloat16_bits(builder, value), lanes_of(_I16, count))
+        value = builder.trunc(bfloat16_bits(builder, value), lanes_of(_I16, count))
     elif element == _I8:
         name = f"llvm.rint.v{count}f32" if count > 1 else "llvm.rint.f32"
         function_type = ir.FunctionType(value.type, [value.type])

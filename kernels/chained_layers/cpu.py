@@ -11,7 +11,6 @@ from kernels.kv_write.cpu import WriteCall, write_rows
 from kernels.paged_attention.cpu import Team, attend_items
 from kernels.paged_attention.task import AttentionCall, PlanNumbers
 from kernels.product_chain.cpu import ChainCall, ChainRows, take_through
-from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, pointer_like
 from kernels.threads import fork, meet, share, team_size
 
@@ -76,7 +75,8 @@ class LayersCall(NamedTuple):
     width: int
     levels: int  # [piece_rows, depth] bytes
     depth: int
-    edge: int  # [num_threads, TILE_ROWS, PANEL] float32: of a last panel that is not whole
+    own: int  # [num_threads, own_bytes] bytes, as in a ChainCall
+    own_bytes: int
 
 
 @inlined
@@ -164,7 +164,8 @@ def _chain_call(layer: LayerNumbers, call: LayersCall) -> ChainCall:
         call.width,
         call.levels,
         call.depth,
-        call.edge,
+        call.own,
+        call.own_bytes,
         call.team,
     )
 
@@ -174,7 +175,7 @@ def _run_piece(
     number: int, member: int, num_members: int, cache: Pointer, call: LayersCall, plan: PlanNumbers
 ) -> None:
     """Take a piece through all layers, as one of the threads that share it."""
-    piece, edge = _piece(call, number), call.edge + member * TILE_ROWS * PANEL * 4
+    piece, own = _piece(call, number), call.own + member * call.own_bytes
     begin, end = share(piece.num_rows, member, num_members)
     first, last = piece.first_row + begin, piece.first_row + end
     for index in range(call.num_layers):
@@ -189,7 +190,7 @@ def _run_piece(
         meet(call.team, member, num_members)
         if layer.num_links:
             counters = call.counters + counter * 8
-            place = ChainRows(piece.first_row, piece.num_rows, 0, member, num_members, counters, edge)
+            place = ChainRows(piece.first_row, piece.num_rows, 0, member, num_members, counters, own)
             take_through(place, _chain_call(layer, call))
 
 

@@ -20,7 +20,6 @@ from kernels.kv_write import HeadNorms, LayerCache
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.op import NO_WINDOW
 from kernels.product_chain import Chain
-from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.scratch import scratch
 from kernels.threads import LINE, num_threads
 
@@ -50,6 +49,7 @@ class Layers:
         "eps",
         "head_eps",
         "layers",
+        "own_bytes",
         "scale",
         "shapes",
         "soft_cap",
@@ -69,6 +69,7 @@ class Layers:
         self.soft_cap = soft_cap
         self.width = max((chain.width for chain in known), default=0)
         self.depth = max((chain.depth for chain in known), default=0)
+        self.own_bytes = max((chain.own_bytes for chain in known), default=0)
         self.eps = known[0].eps if known else 0.0
         # The lengths of rows that enter and leave a chain, and of the residual.
         self.shapes = {(one.in_features, one.out_features, one.links[0].weight.out_features) for one in known}
@@ -106,17 +107,16 @@ def run_layers(
     `rotary_kv_write` takes them. No Sequence may read what another one writes in the same Step. A row has the
     same bits in any Step. Raises ValueError on shapes and dtypes that do not fit.
     """
-    cache = caches[0]
-    _check(layers, qkv, residual, positions, slots, cache=cache, plan=plan)
+    _check(layers, qkv, residual, positions, slots, cache=caches[0], plan=plan)
     num_rows, num_parts, pieces = len(qkv), num_threads(), cut(plan, len(qkv))
-    _, num_kv_heads, head_dim, block_size = cache.keys.shape
+    _, num_kv_heads, head_dim, block_size = caches[0].keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     rows, table, lines = int(pieces[:, 3].max()), torch.from_numpy(pieces), layers.table(caches)
     # Where threads meet, and the counters of pieces and layers.
     num_zeros = (1 + num_parts) * LINE + len(pieces) * len(layers.layers) * COUNTERS
     zeros, attended = torch.zeros(num_zeros, dtype=torch.int64), torch.empty(num_rows, num_heads * head_dim)
     _memory, parts = _scratch(layers, attended.nbytes, rows, num_parts, head_dim)
-    query, heads, maxima, products, levels, edge = parts
+    query, heads, maxima, products, levels, own = parts
     call = LayersCall(
         lines.data_ptr(),
         len(layers.layers),
@@ -146,9 +146,10 @@ def run_layers(
         layers.width,
         levels,
         layers.depth,
-        edge,
+        own,
+        layers.own_bytes,
     )
-    _RUN[cache.keys.dtype](num_parts, tuple(call), plan.numbers)
+    _RUN[caches[0].keys.dtype](num_parts, tuple(call), plan.numbers)
     return attended
 
 
@@ -162,7 +163,7 @@ def _scratch(
         rows * 4,
         rows * layers.width * 4,
         rows * layers.depth,
-        num_parts * TILE_ROWS * PANEL * 4,
+        num_parts * layers.own_bytes,
     )
 
 

@@ -5,14 +5,15 @@ from torch import Tensor
 
 from kernels.argmax import merged
 from kernels.panel_argmax.cpu import ArgmaxCall, find_largest
-from kernels.product_chain import PanelWeight
+from kernels.product_chain import NarrowPanels, PanelWeight
 from kernels.product_chain.factors import encode_rows
+from kernels.product_chain.narrow import addresses
 from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.scratch import scratch
 from kernels.threads import num_threads
 
 
-def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
+def panel_argmax(x: Tensor, weight: PanelWeight | NarrowPanels) -> Tensor:
     """Return the channel with the largest product of each row, int64 [num_rows]; the first of equal ones.
 
     It is -1 where that product is NaN or infinite. `x` is [num_rows, in_features] float32, dense. Products
@@ -23,11 +24,15 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         raise ValueError(
             f"panel_argmax: x is {tuple(x.shape)} {x.dtype}; the weight takes {weight.in_features} columns"
         )
-    num_panels, num_words = weight.panels.shape[:2]
-    num_parts = min(num_threads(), num_panels)
-    _memory, (levels, maxima, products) = scratch(
-        num_rows * weight.depth, num_rows * 4, num_parts * TILE_ROWS * PANEL * 4
+    num_parts = min(num_threads(), weight.num_panels)
+    unpacked_bytes = weight.unpacked_bytes if isinstance(weight, NarrowPanels) else 0
+    _memory, (levels, maxima, products, unpacked) = scratch(
+        num_rows * weight.depth,
+        num_rows * 4,
+        num_parts * TILE_ROWS * PANEL * 4,
+        num_parts * unpacked_bytes,
     )
+    panels, offsets, scales, narrow = addresses(weight)
     rows = (num_rows, in_features, x.data_ptr(), levels, weight.depth, maxima)
     encode_rows(num_threads(x.numel()), weight.format, *rows)
     counter = torch.zeros(1, dtype=torch.int64)
@@ -39,17 +44,21 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         depth=weight.depth,
         format=weight.format,
         maxima=maxima,
-        panels=weight.panels.data_ptr(),
-        offsets=0 if weight.offsets is None else weight.offsets.data_ptr(),
-        scales=0 if weight.scales is None else weight.scales.data_ptr(),
+        panels=panels,
+        offsets=offsets,
+        scales=scales,
+        narrow=narrow,
         bias=weight.bias.data_ptr(),
-        num_words=num_words,
-        num_panels=num_panels,
+        in_features=in_features,
+        num_words=weight.num_words,
+        num_panels=weight.num_panels,
         out_features=weight.out_features,
         counter=counter.data_ptr(),
         products=products,
         largest=largest.data_ptr(),
         tokens=tokens.data_ptr(),
+        unpacked=unpacked,
+        unpacked_bytes=unpacked_bytes,
     )
     find_largest(num_parts, tuple(call))
     return merged(largest, tokens)

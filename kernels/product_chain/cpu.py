@@ -9,6 +9,7 @@ import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS, encode_row
+from kernels.product_chain.narrow import are_few, multiply_few, unpack_panel
 from kernels.product_chain.tile import (
     PANEL,
     TILE_ROWS,
@@ -32,6 +33,8 @@ from kernels.simd import (
 )
 from kernels.threads import fork, meet, share, take_next, team_size
 
+# A thread's results of a last panel that is not whole: [TILE_ROWS, PANEL] float32.
+EDGE_BYTES = TILE_ROWS * PANEL * 4
 # What follows a product.
 NOTHING, NORM, SILU, GELU = range(4)
 
@@ -51,6 +54,7 @@ class LinkNumbers(NamedTuple):
     norm: int
     post_norm: int  # 0: the product is not normalised before it is added
     format: int  # BYTES, PAIRS, WIDENED_PAIRS or FLOATS
+    narrow: int  # NarrowNumbers, whose panels are unpacked to that format first; 0: the panels are in it
 
 
 class ChainCall(NamedTuple):
@@ -72,7 +76,8 @@ class ChainCall(NamedTuple):
     width: int
     levels: int  # [piece_rows, depth] bytes: a row's factors
     depth: int
-    edge: int  # [num_threads, TILE_ROWS, PANEL] float32: of a last panel that is not whole
+    own: int  # [num_threads, own_bytes] bytes: EDGE_BYTES, then what a narrow weight needs
+    own_bytes: int
     team: int  # [1 + num_threads, LINE] zeros: where all threads meet
 
 
@@ -85,12 +90,12 @@ class ChainRows(NamedTuple):
     member: int  # this thread among those that share the rows
     num_members: int
     counters: int  # the address of the piece's
-    edge: int  # the address of this thread's
+    own: int  # the address of this thread's
 
 
 @inlined
 def _link(call: ChainCall, number: int) -> LinkNumbers:
-    table, at = int64_at(call.table), number * 12
+    table, at = int64_at(call.table), number * 13
     return LinkNumbers(
         table[at],
         table[at + 1],
@@ -104,6 +109,7 @@ def _link(call: ChainCall, number: int) -> LinkNumbers:
         table[at + 9],
         table[at + 10],
         table[at + 11],
+        table[at + 12],
     )
 
 
@@ -169,19 +175,31 @@ def _multiply(
     link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
 ) -> None:
     """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
-    column = panel * PANEL
+    column, is_pairs = panel * PANEL, link.format == PAIRS
+    if link.narrow and are_few(place.num_rows, link.in_features, is_pairs):
+        x, bias = call.levels + place.start * call.depth, float32_at(link.bias)
+        products = float32_at(
+            multiply_few(link.narrow, panel, place.num_rows, is_pairs, x, call.depth, place.own + EDGE_BYTES)
+        )
+        for row in range(place.num_rows):
+            at = start + row * stride + column
+            for index in range(min(PANEL, stride - column)):
+                store(out, at + index, load(products, row * PANEL + index) + load(bias, column + index))
+        return
     is_whole = stride - column >= PANEL
     # What would reach beyond a row goes through memory of this thread.
-    target, line = out if is_whole else float32_at(place.edge), stride if is_whole else PANEL
+    target, line = out if is_whole else float32_at(place.own), stride if is_whole else PANEL
     num_tiles = tiles_of(place.num_rows)
     following = panel + place.num_members
     ahead, step = fetched(num_tiles, link.panels, following, link.num_panels, link.num_words)
+    panels = link.panels
+    if link.narrow:
+        panels, step = unpack_panel(link.narrow, panel, link.num_words, is_pairs, place.own + EDGE_BYTES), 0
     for tile in range(num_tiles):
         first, end = share(place.num_rows, tile, num_tiles)
         num_rows, at = end - first, start + first * stride + column
-        _multiply_tile(
-            link, column, first, num_rows, ahead, step, target, at if is_whole else 0, line, place, call
-        )
+        where = at if is_whole else 0
+        _multiply_tile(link, panels, column, first, num_rows, ahead, step, target, where, line, place, call)
         ahead += step * link.num_words
         if not is_whole:
             for row in range(num_rows):
@@ -192,6 +210,7 @@ def _multiply(
 @inlined
 def _multiply_tile(
     link: LinkNumbers,
+    panels: int,
     column: int,
     first: int,
     num_rows: int,
@@ -214,7 +233,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            int8_at(link.panels),
+            int8_at(panels),
             column,
             int32_at(link.offsets),
             float32_at(link.scales),
@@ -234,7 +253,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            float32_at(link.panels),
+            float32_at(panels),
             column,
             float32_at(link.bias),
             out,
@@ -250,7 +269,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            bfloat16_at(link.panels),
+            bfloat16_at(panels),
             column,
             float32_at(link.bias),
             out,
@@ -266,7 +285,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            bfloat16_at(link.panels),
+            bfloat16_at(panels),
             column,
             float32_at(link.bias),
             out,
@@ -331,19 +350,19 @@ def take_through(place: ChainRows, call: ChainCall) -> None:
 @kernel
 def _run_part(part: int, num_parts: int, call: ChainCall) -> None:
     num_members = min(num_parts, team_size())  # OpenMP may have started fewer threads
-    edge, rows = call.edge + part * TILE_ROWS * PANEL * 4, call.piece_rows
+    own, rows = call.own + part * call.own_bytes, call.piece_rows
     num_pieces = (call.num_rows + rows - 1) // rows
     if call.is_shared:
         if part < num_members:
             for piece in range(num_pieces):
                 num_rows = min(rows, call.num_rows - piece * rows)
                 counters = call.counters + piece * call.num_links * 8
-                take_through(ChainRows(piece * rows, num_rows, 0, part, num_members, counters, edge), call)
+                take_through(ChainRows(piece * rows, num_rows, 0, part, num_members, counters, own), call)
         return
     piece = take_next(int64_at(call.counters), 0)
     while piece < num_pieces:
         num_rows = min(rows, call.num_rows - piece * rows)
-        take_through(ChainRows(piece * rows, num_rows, part * rows, 0, 1, call.counters, edge), call)
+        take_through(ChainRows(piece * rows, num_rows, part * rows, 0, 1, call.counters, own), call)
         piece = take_next(int64_at(call.counters), 0)
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels import compiled
-from kernels.product_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
+from kernels.product_chain.cpu import EDGE_BYTES, GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
 from kernels.product_chain.factors import LARGEST
+from kernels.product_chain.narrow import NarrowPanels, addresses
 from kernels.product_chain.panels import PanelWeight
 from kernels.product_chain.rows import read_rows
-from kernels.product_chain.tile import PANEL, TILE_ROWS
+from kernels.product_chain.tile import PANEL
 from kernels.scratch import scratch
 from kernels.threads import LINE, num_threads
 
@@ -41,7 +42,7 @@ class After(Enum):
 class Link:
     """A product and what follows it."""
 
-    weight: PanelWeight
+    weight: PanelWeight | NarrowPanels
     after: After = After.NOTHING
     norm: Tensor | None = None  # [out_features] float32
     post_norm: Tensor | None = None  # [out_features] float32: normalises the product before it is added
@@ -56,7 +57,17 @@ class Link:
 class Chain:
     """Links that run one after the other on the same rows."""
 
-    __slots__ = ("depth", "eps", "in_features", "links", "num_bytes", "out_features", "table", "width")
+    __slots__ = (
+        "depth",
+        "eps",
+        "in_features",
+        "links",
+        "num_bytes",
+        "out_features",
+        "own_bytes",
+        "table",
+        "width",
+    )
 
     def __init__(self, links: Sequence[Link], eps: float = 0.0) -> None:
         """Check that links fit each other; raise ValueError when they do not."""
@@ -76,13 +87,15 @@ class Chain:
                 raise ValueError(f"product_chain: norms do not fit {link.after.name} of {shape[0]}")
         self.links = tuple(links)
         self.eps = eps
-        self.num_bytes = sum(link.weight.panels.nbytes for link in links)
+        self.num_bytes = sum(link.weight.num_bytes for link in links)
         self.in_features = links[0].weight.in_features
         self.out_features = links[-1].out_features
         # The last product is written into the result, unless something follows it.
         kept = [link for link in links if link.after is not After.NOTHING]
-        self.width = max((link.weight.panels.shape[0] * PANEL for link in kept), default=0)
+        self.width = max((link.weight.num_panels * PANEL for link in kept), default=0)
         self.depth = max(link.weight.depth for link in links)
+        narrow = [link.weight for link in links if isinstance(link.weight, NarrowPanels)]
+        self.own_bytes = EDGE_BYTES + max((one.unpacked_bytes for one in narrow), default=0)
         self.table = torch.tensor([_numbers(link) for link in links])
 
 
@@ -130,8 +143,8 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
     num_pieces = -(-num_rows // piece_rows)
     # Where threads meet, and the counters of the pieces.
     zeros = torch.zeros((1 + num_parts) * LINE + num_pieces * len(chain.links), dtype=torch.int64)
-    _memory, (maxima, products, levels, edge) = scratch(
-        rows * 4, rows * chain.width * 4, rows * chain.depth, num_parts * TILE_ROWS * PANEL * 4
+    _memory, (maxima, products, levels, own) = scratch(
+        rows * 4, rows * chain.width * 4, rows * chain.depth, num_parts * chain.own_bytes
     )
     run_links(
         num_parts,
@@ -151,7 +164,8 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
             chain.width,
             levels,
             chain.depth,
-            edge,
+            own,
+            chain.own_bytes,
             zeros.data_ptr(),
         ),
     )
@@ -194,17 +208,19 @@ def _split(chain: Chain, num_rows: int, num_parts: int) -> tuple[bool, int]:
 
 def _numbers(link: Link) -> LinkNumbers:
     weight = link.weight
+    panels, offsets, scales, narrow = addresses(weight)
     return LinkNumbers(
-        weight.panels.data_ptr(),
-        0 if weight.offsets is None else weight.offsets.data_ptr(),
-        0 if weight.scales is None else weight.scales.data_ptr(),
+        panels,
+        offsets,
+        scales,
         weight.bias.data_ptr(),
         weight.in_features,
-        weight.panels.shape[1],
+        weight.num_words,
         weight.out_features,
-        weight.panels.shape[0],
+        weight.num_panels,
         link.after.value,
         0 if link.norm is None else link.norm.data_ptr(),
         0 if link.post_norm is None else link.post_norm.data_ptr(),
         weight.format,
+        narrow,
     )

@@ -36,9 +36,24 @@ class PanelWeight:
     out_features: int
 
     @property
+    def num_panels(self) -> int:
+        """The number of panels."""
+        return self.panels.shape[0]
+
+    @property
+    def num_words(self) -> int:
+        """The words of a row of a panel."""
+        return self.panels.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that a product reads."""
+        return self.panels.nbytes
+
+    @property
     def depth(self) -> int:
         """The bytes of a row's factors."""
-        return self.panels.shape[1] * FACTOR_BYTES[self.format]
+        return self.num_words * FACTOR_BYTES[self.format]
 
 
 def pack_panels(

@@ -228,6 +228,12 @@ TABLES = (
                 "[28 - 4 * depth] * LANES",
                 only="reference and int4-64",
             ),
+            Mutation(
+                "few rows: two at most",
+                "MOST_DIRECT_ROWS, is_pairs=False",
+                "2, is_pairs=False",
+                only="reference and int4-64",
+            ),
             Mutation("fp8: the sign is an exponent", "0xBFFF", "0xFFFF", only="worth"),
         ),
     ),

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.device import converts_fp8
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.int8_linear import is_exact
-from kernels.product_chain import is_available, pack_panels
+from kernels.product_chain import is_available, pack_narrow, pack_panels, unpacks
 from kernels.quantization import (
     Fp8Weight,
     Int4Weight,
@@ -113,6 +113,8 @@ class Products:
         if self.eight_bits is not None and isinstance(weight, Int8Weight) and (is_available() or is_exact()):
             return int8_projection(weight, bias, self.activation_dtype)
         tiles = pack_tiled_weight(weight, bias)
+        if self._in_chains and unpacks(self.dtype) and (narrow := pack_narrow(tiles, self.dtype)) is not None:
+            return ChainedLinear(narrow)
         return WeightOnlyLinear(tiles, self.dtype if self._in_chains else None)
 
     def make_experts(

@@ -7,7 +7,15 @@ import torch.nn.functional as F  # noqa: N812  (the name torch's own documentati
 from torch import Tensor
 
 from kernels.int8_linear import int8_linear, pack_int8_weight
-from kernels.product_chain import Chain, Link, PanelWeight, is_available, pack_panels, run_chain
+from kernels.product_chain import (
+    Chain,
+    Link,
+    NarrowPanels,
+    PanelWeight,
+    is_available,
+    pack_panels,
+    run_chain,
+)
 from kernels.quantization import Int8Weight
 
 
@@ -75,7 +83,7 @@ class ChainedLinear:
 
     __slots__ = ("_chain", "out_features", "weight")
 
-    def __init__(self, weight: PanelWeight) -> None:
+    def __init__(self, weight: PanelWeight | NarrowPanels) -> None:
         self.out_features = weight.out_features
         self.weight = weight
         self._chain = Chain([Link(weight)])
