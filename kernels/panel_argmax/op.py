@@ -7,7 +7,7 @@ from kernels.argmax import merged
 from kernels.panel_argmax.cpu import ArgmaxCall, find_largest
 from kernels.product_chain import NarrowPanels, PanelWeight
 from kernels.product_chain.factors import encode_rows
-from kernels.product_chain.narrow import addresses
+from kernels.product_chain.narrow_panels import addresses
 from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.scratch import scratch
 from kernels.threads import num_threads

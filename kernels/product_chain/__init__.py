@@ -1,6 +1,6 @@
 """Products in int8, bfloat16 or float32 with what stands between them, in one region, on x86."""
 
-from kernels.product_chain.narrow import NarrowPanels, pack_narrow, unpacks
+from kernels.product_chain.narrow_panels import NarrowPanels, pack_narrow, unpacks
 from kernels.product_chain.op import After, Chain, Link, is_available, rows_of, run_chain
 from kernels.product_chain.panels import PanelWeight, pack_panels
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels import compiled
 from kernels.product_chain.cpu import EDGE_BYTES, GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
 from kernels.product_chain.factors import LARGEST
-from kernels.product_chain.narrow import NarrowPanels, addresses
+from kernels.product_chain.narrow_panels import NarrowPanels, addresses
 from kernels.product_chain.panels import PanelWeight
 from kernels.product_chain.rows import read_rows
 from kernels.product_chain.tile import PANEL

@@ -234,8 +234,8 @@ TABLES = (
             ),
             Mutation(
                 "levels without their table",
-                "unpacked = float32_at(memory), memory + _START\n    set_table(factors, call)\n",
-                "unpacked = float32_at(memory), memory + _START\n",
+                "unpacked = float32_at(memory), memory + START\n    set_table(factors, call)\n",
+                "unpacked = float32_at(memory), memory + START\n",
                 only="int4-64",
             ),
             Mutation(
@@ -255,8 +255,8 @@ TABLES = (
             ),
             Mutation(
                 "int8 as fp8",
-                "elif kind == _INT8:\n        _unpack(",
-                "elif kind == _FP8:\n        _unpack(",
+                "elif kind == INT8:\n        _unpack(",
+                "elif kind == FP8:\n        _unpack(",
                 only="int8 or fp8",
             ),
             Mutation(
@@ -278,8 +278,8 @@ TABLES = (
             ),
             Mutation(
                 "few rows: int8 as fp8",
-                "elif kind == _INT8:\n        _multiply(",
-                "elif kind == _FP8:\n        _multiply(",
+                "elif kind == INT8:\n        _multiply(",
+                "elif kind == FP8:\n        _multiply(",
                 only="int8 or fp8",
             ),
         ),
