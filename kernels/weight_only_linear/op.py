@@ -29,8 +29,8 @@ _DEQUANTIZE: _Kernels = {
 }
 # Elements of a tile that hold eight columns.
 _EIGHT_COLUMNS = {torch.int32: TILE, torch.int8: 8 * TILE, torch.uint8: 8 * TILE}
-# Tokens from which a CPU that multiplies bfloat16 in hardware gets the weight in it. By its published rates;
-# our measurements have only had CPUs without.
+# Tokens from which a CPU that multiplies bfloat16 in hardware gets the weight in it, unless it runs in
+# a chain (docs/decisions/0056). By published rates of processors with AMX; ours have had none.
 DENSE_TOKENS = 64
 
 
