@@ -23,6 +23,9 @@ Pointer = Any
 # Sums may be reordered. "nnan" and "ninf" are left out so that a NaN stays a NaN.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
 
+# What was compiled for calls by its address; the code goes when it does.
+_ENTRIES: list[Any] = []
+
 # A module that holds code for CPU kernels imports its decorators from here, and so declares itself.
 _DECLARATION = b"from kernels.compiled import "
 
@@ -40,6 +43,25 @@ def inlined(function: _Function) -> _Function:
     """Inline a function into each kernel that calls it."""
     compiled: Any = numba.njit(inline="always", **_OPTIONS)(function)
     return cast("_Function", compiled)
+
+
+def entry(function: Callable[..., None], num_integers: int) -> int:
+    """Compile a function of so many int64; return the address by which kernels call it (`simd.call_at`).
+
+    It is for code that few processes need: a kernel that calls another one by its name compiles it too.
+    """
+    signature = numba.types.void(*[numba.types.int64] * num_integers)
+
+    def compile_(_signature: Any) -> Any:
+        return numba.cfunc(signature, cache=_FOLDER is not None, **_OPTIONS)(function)
+
+    if _FOLDER is not None:
+        lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
+        compile_ = _one_process_at_a_time(compile_, lock)
+    compiled = compile_(signature)
+    _ENTRIES.append(compiled)
+    address: int = compiled.address
+    return address
 
 
 def has_feature(name: str) -> bool:

@@ -58,6 +58,23 @@ def pointer_like(_context: Any, pointer: Any, address: Any) -> Any:
 
 
 @intrinsic
+def call_at(_context: Any, address: Any, arguments: Any) -> Any:
+    """Call what `kernels.compiled.entry` has compiled, with integers, and pointers as their addresses."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        address, packed = values
+        numbers = [
+            builder.ptrtoint(one, I64) if isinstance(one.type, ir.PointerType) else one
+            for one in cgutils.unpack_tuple(builder, packed)
+        ]
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(numbers))
+        builder.call(builder.inttoptr(address, kind.as_pointer()), numbers)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
+
+
+@intrinsic
 def load(_context: Any, pointer: Any, index: Any) -> Any:
     """Return an element as float32."""
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from kernels.argmax import keep_largest
 from kernels.compiled import inlined, kernel
 from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS
-from kernels.product_chain.narrow import are_few, multiply_few, unpack_panel
+from kernels.product_chain.narrow import NarrowPlace, multiply_narrow
 from kernels.product_chain.tile import (
     PANEL,
     TILE_ROWS,
@@ -30,7 +30,7 @@ class ArgmaxCall(NamedTuple):
     panels: int
     offsets: int
     scales: int  # of BYTES only, as offsets are
-    narrow: int  # NarrowNumbers, whose panels are unpacked first; 0: the panels are in the format
+    narrow: int  # NarrowNumbers, which rows in the format are multiplied by; 0: the panels
     bias: int
     in_features: int
     num_words: int
@@ -40,13 +40,13 @@ class ArgmaxCall(NamedTuple):
     products: int  # [num_parts, TILE_ROWS, PANEL] float32
     largest: int  # [num_parts, num_rows] float32
     tokens: int  # [num_parts, num_rows] int64
-    unpacked: int  # [num_parts, unpacked_bytes] bytes: of a narrow weight's panel
-    unpacked_bytes: int
+    own: int  # [num_parts, own_bytes] bytes, for a narrow weight: products of all rows, and what they need
+    own_bytes: int
 
 
 @inlined
 def _multiply(
-    panels: int, column: int, first: int, num_rows: int, ahead: int, step: int, at: int, call: ArgmaxCall
+    column: int, first: int, num_rows: int, ahead: int, step: int, at: int, call: ArgmaxCall
 ) -> None:
     """Write the products of some rows and a panel into `products`, from `at` on."""
     levels, depth = uint8_at(call.levels), call.depth
@@ -59,7 +59,7 @@ def _multiply(
             levels,
             first * depth,
             depth,
-            int8_at(panels),
+            int8_at(call.panels),
             column,
             int32_at(call.offsets),
             float32_at(call.scales),
@@ -79,7 +79,7 @@ def _multiply(
             levels,
             first * depth,
             depth,
-            float32_at(panels),
+            float32_at(call.panels),
             column,
             float32_at(call.bias),
             float32_at(call.products),
@@ -95,7 +95,7 @@ def _multiply(
             levels,
             first * depth,
             depth,
-            bfloat16_at(panels),
+            bfloat16_at(call.panels),
             column,
             float32_at(call.bias),
             float32_at(call.products),
@@ -111,7 +111,7 @@ def _multiply(
             levels,
             first * depth,
             depth,
-            bfloat16_at(panels),
+            bfloat16_at(call.panels),
             column,
             float32_at(call.bias),
             float32_at(call.products),
@@ -127,27 +127,20 @@ def _take_panel(panel: int, part: int, num_parts: int, call: ArgmaxCall) -> None
     tokens = int64_at(call.tokens + part * call.num_rows * 8)
     column, at = panel * PANEL, part * TILE_ROWS * PANEL
     num_columns = min(PANEL, call.out_features - column)
-    memory, is_pairs = call.unpacked + part * call.unpacked_bytes, call.format == PAIRS
-    if call.narrow and are_few(call.num_rows, call.in_features, is_pairs):
-        bias = float32_at(call.bias)
-        few = float32_at(
-            multiply_few(call.narrow, panel, call.num_rows, is_pairs, call.levels, call.depth, memory)
-        )
+    if call.narrow:
+        own = call.own + part * call.own_bytes
+        memory = own + call.num_rows * PANEL * 4
+        place = NarrowPlace(panel, call.num_rows, call.levels, call.depth, call.bias, memory)
+        multiply_narrow(call.narrow, place, float32_at(own), 0, PANEL)
         for row in range(call.num_rows):
-            for index in range(num_columns):
-                value = load(few, row * PANEL + index) + load(bias, column + index)
-                store(few, row * PANEL + index, value)
-            keep_largest(few, row * PANEL, num_columns, column, row, largest, tokens)
+            keep_largest(float32_at(own), row * PANEL, num_columns, column, row, largest, tokens)
         return
     num_tiles = tiles_of(call.num_rows)
     ahead, step = fetched(num_tiles, call.panels, panel + num_parts, call.num_panels, call.num_words)
-    panels = call.panels
-    if call.narrow:
-        panels, step = unpack_panel(call.narrow, panel, call.num_words, is_pairs, memory), 0
     for tile in range(num_tiles):
         first, end = share(call.num_rows, tile, num_tiles)
         num_rows = end - first
-        _multiply(panels, column, first, num_rows, ahead, step, at, call)
+        _multiply(column, first, num_rows, ahead, step, at, call)
         ahead += step * call.num_words
         for row in range(num_rows):
             keep_largest(products, at + row * PANEL, num_columns, column, first + row, largest, tokens)

@@ -25,12 +25,12 @@ def panel_argmax(x: Tensor, weight: PanelWeight | NarrowPanels) -> Tensor:
             f"panel_argmax: x is {tuple(x.shape)} {x.dtype}; the weight takes {weight.in_features} columns"
         )
     num_parts = min(num_threads(), weight.num_panels)
-    unpacked_bytes = weight.unpacked_bytes if isinstance(weight, NarrowPanels) else 0
-    _memory, (levels, maxima, products, unpacked) = scratch(
+    own_bytes = num_rows * PANEL * 4 + weight.own_bytes if isinstance(weight, NarrowPanels) else 0
+    _memory, (levels, maxima, products, own) = scratch(
         num_rows * weight.depth,
         num_rows * 4,
         num_parts * TILE_ROWS * PANEL * 4,
-        num_parts * unpacked_bytes,
+        num_parts * own_bytes,
     )
     panels, offsets, scales, narrow = addresses(weight)
     rows = (num_rows, in_features, x.data_ptr(), levels, weight.depth, maxima)
@@ -57,8 +57,8 @@ def panel_argmax(x: Tensor, weight: PanelWeight | NarrowPanels) -> Tensor:
         products=products,
         largest=largest.data_ptr(),
         tokens=tokens.data_ptr(),
-        unpacked=unpacked,
-        unpacked_bytes=unpacked_bytes,
+        own=own,
+        own_bytes=own_bytes,
     )
     find_largest(num_parts, tuple(call))
     return merged(largest, tokens)

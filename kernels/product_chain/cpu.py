@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.product_chain.factors import BYTES, FLOATS, IS_WIDENED, PAIRS, encode_row
-from kernels.product_chain.narrow import are_few, multiply_few, unpack_panel
+from kernels.product_chain.narrow import NarrowPlace, multiply_narrow
 from kernels.product_chain.tile import (
     PANEL,
     TILE_ROWS,
@@ -21,6 +21,7 @@ from kernels.product_chain.tile import (
 )
 from kernels.simd import (
     bfloat16_at,
+    copy,
     exp,
     float32_at,
     int8_at,
@@ -54,7 +55,7 @@ class LinkNumbers(NamedTuple):
     norm: int
     post_norm: int  # 0: the product is not normalised before it is added
     format: int  # BYTES, PAIRS, WIDENED_PAIRS or FLOATS
-    narrow: int  # NarrowNumbers, whose panels are unpacked to that format first; 0: the panels are in it
+    narrow: int  # NarrowNumbers, which rows in that format are multiplied by; 0: the panels
 
 
 class ChainCall(NamedTuple):
@@ -175,31 +176,21 @@ def _multiply(
     link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
 ) -> None:
     """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
-    column, is_pairs = panel * PANEL, link.format == PAIRS
-    if link.narrow and are_few(place.num_rows, link.in_features, is_pairs):
-        x, bias = call.levels + place.start * call.depth, float32_at(link.bias)
-        products = float32_at(
-            multiply_few(link.narrow, panel, place.num_rows, is_pairs, x, call.depth, place.own + EDGE_BYTES)
-        )
-        for row in range(place.num_rows):
-            at = start + row * stride + column
-            for index in range(min(PANEL, stride - column)):
-                store(out, at + index, load(products, row * PANEL + index) + load(bias, column + index))
+    if link.narrow:
+        _multiply_narrow(link, panel, out, start, stride, place, call)
         return
+    column = panel * PANEL
     is_whole = stride - column >= PANEL
     # What would reach beyond a row goes through memory of this thread.
     target, line = out if is_whole else float32_at(place.own), stride if is_whole else PANEL
     num_tiles = tiles_of(place.num_rows)
     following = panel + place.num_members
     ahead, step = fetched(num_tiles, link.panels, following, link.num_panels, link.num_words)
-    panels = link.panels
-    if link.narrow:
-        panels, step = unpack_panel(link.narrow, panel, link.num_words, is_pairs, place.own + EDGE_BYTES), 0
     for tile in range(num_tiles):
         first, end = share(place.num_rows, tile, num_tiles)
         num_rows, at = end - first, start + first * stride + column
         where = at if is_whole else 0
-        _multiply_tile(link, panels, column, first, num_rows, ahead, step, target, where, line, place, call)
+        _multiply_tile(link, column, first, num_rows, ahead, step, target, where, line, place, call)
         ahead += step * link.num_words
         if not is_whole:
             for row in range(num_rows):
@@ -208,9 +199,29 @@ def _multiply(
 
 
 @inlined
+def _multiply_narrow(
+    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
+) -> None:
+    """Do `_multiply` for a narrow weight."""
+    depth, bias, memory = call.depth, link.bias, place.own + EDGE_BYTES
+    x, column = call.levels + place.start * depth, panel * PANEL
+    width = min(PANEL, stride - column)
+    if width == PANEL:
+        rows = NarrowPlace(panel, place.num_rows, x, depth, bias, memory)
+        multiply_narrow(link.narrow, rows, out, start + column, stride)
+        return
+    edge = float32_at(place.own)
+    for first in range(0, place.num_rows, TILE_ROWS):
+        num_rows = min(TILE_ROWS, place.num_rows - first)
+        rows = NarrowPlace(panel, num_rows, x + first * depth, depth, bias, memory)
+        multiply_narrow(link.narrow, rows, edge, 0, PANEL)
+        for row in range(num_rows):
+            copy(width, edge, row * PANEL, out, start + (first + row) * stride + column)
+
+
+@inlined
 def _multiply_tile(
     link: LinkNumbers,
-    panels: int,
     column: int,
     first: int,
     num_rows: int,
@@ -233,7 +244,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            int8_at(panels),
+            int8_at(link.panels),
             column,
             int32_at(link.offsets),
             float32_at(link.scales),
@@ -253,7 +264,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            float32_at(panels),
+            float32_at(link.panels),
             column,
             float32_at(link.bias),
             out,
@@ -269,7 +280,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            bfloat16_at(panels),
+            bfloat16_at(link.panels),
             column,
             float32_at(link.bias),
             out,
@@ -285,7 +296,7 @@ def _multiply_tile(
             levels,
             row * call.depth,
             call.depth,
-            bfloat16_at(panels),
+            bfloat16_at(link.panels),
             column,
             float32_at(link.bias),
             out,

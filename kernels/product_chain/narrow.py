@@ -1,160 +1,179 @@
-"""Unpacks panels of weights that a checkpoint has in 4 or 8 bits, where tiles multiply them as any others.
+"""Multiplies rows by panels of weights that a checkpoint has in 4 or 8 bits; they stay as narrow in memory.
 
-A panel is unpacked into a thread's own memory before rows are multiplied by it, so the weight stays narrow in
-memory, and is read from there as it is. For few rows it is unpacked and multiplied in registers. Panels are
-as wide as the tiles of `weight_only_linear`, which needs AVX512.
+Panels are as wide as tiles of levels, which need AVX512. What multiplies a format is compiled when a weight
+has it, and called by its address.
 """
 
+from functools import cache
 from typing import NamedTuple
 
-from kernels.compiled import Pointer, inlined, kernel
-from kernels.product_chain.tile import PANEL, WORD
-from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, load, store, uint8_at, uint32_at
-from kernels.weight_only_linear.cpu import Call, set_table, start_run
-from kernels.weight_only_linear.unpack import (
-    MOST_DIRECT_ROWS,
-    MOST_ROWS_OF_PAIRS,
-    NUM_FACTORS,
-    TILE,
-    multiply_add,
-    multiply_add_pairs,
-    unpack,
-    unpack_pairs,
+from kernels.compiled import Pointer, entry, inlined
+from kernels.product_chain.levels import GROUP_NUMBERS, TILE, ZERO_POINTS
+from kernels.product_chain.narrow_tile import multiply_and_keep, multiply_levels
+from kernels.product_chain.tile import tiles_of
+from kernels.simd import (
+    bfloat16_at,
+    call_at,
+    copy,
+    float32_at,
+    int8_at,
+    int32_at,
+    int64_at,
+    uint8_at,
+    uint32_at,
 )
+from kernels.threads import share
 
-# Where a panel or products begin in a thread's memory, in bytes: behind the factors of a group.
-START = NUM_FACTORS * 4
-# Levels of 4 bits, as int8 and as fp8.
-FOUR_BITS, INT8, FP8 = range(3)
+# Where unpacked levels begin in a thread's memory, in bytes: behind the numbers of a group.
+START = GROUP_NUMBERS * 4
+# Levels of 4 bits, those that have zero points, int8 and e4m3.
+FOUR_BITS, FOUR_BITS_LESS_ZEROS, INT8, FP8 = range(4)
+_LEVELS_AT = (uint32_at, int32_at, int8_at, uint8_at)
 
 
 class NarrowNumbers(NamedTuple):
-    """A narrow weight with its tensors by their addresses; all but the kind is as in `Call`."""
+    """A narrow weight with its tensors by their addresses; their layout is that of `NarrowPanels`."""
 
-    kind: int
+    product: int  # the address of what multiplies it, as `product_of` returns it
     data: int
-    eight_columns: int
+    table: int  # as `unpacking` takes it
     scales: int
     is_bfloat16_scales: bool
-    zero_points: int
-    table: int
+    zero_points: int  # 0: all are zero
     group_size: int
     num_groups: int
     in_features: int
 
 
+class NarrowPlace(NamedTuple):
+    """The rows and the panel of a product; `x`, `bias` and memory are addresses."""
+
+    panel: int
+    num_rows: int
+    x: int  # the factors of the first row, bfloat16 or float32
+    depth: int  # bytes from one row of `x` to the next
+    bias: int  # [num_panels * TILE] float32
+    memory: int  # of this thread: the numbers of a group, then the panel, once unpacked
+
+
 @inlined
-def _call(numbers: Pointer) -> Call:
-    """Return the Call of NarrowNumbers, without tokens."""
-    return Call(
-        num_rows=0,
-        x=0,
-        data=numbers[1],
-        eight_columns=numbers[2],
-        scales=numbers[3],
-        is_bfloat16_scales=numbers[4] != 0,
-        zero_points=numbers[5],
-        table=numbers[6],
-        bias=0,
-        group_size=numbers[7],
-        num_groups=numbers[8],
-        in_features=numbers[9],
-        out_features=0,
-        num_tiles=0,
-        out=0,
-        is_bfloat16_out=False,
-        scratch=0,
-        scratch_width=0,
-        largest=0,
-        tokens=0,
+def multiply_narrow(address: int, place: NarrowPlace, out: Pointer, start: int, stride: int) -> None:
+    """Write the products of rows and a panel of the NarrowNumbers at an address, with their bias.
+
+    They go to `out`, float32, from `start` on; a row of it has `stride` elements.
+    """
+    panel, num_rows, x, depth, bias, memory = place
+    numbers = (address, panel, num_rows, x, depth, bias, memory, out, start, stride)
+    call_at(int64_at(address)[0], numbers)
+
+
+@cache
+def product_of(kind: int, *, is_pairs: bool) -> int:
+    """Return the address of what multiplies levels of a kind by rows in bfloat16, or in float32."""
+    levels_at, rows_at = _LEVELS_AT[kind], bfloat16_at if is_pairs else float32_at
+    eight_columns = TILE if kind in {FOUR_BITS, FOUR_BITS_LESS_ZEROS} else 8 * TILE
+    itemsize = 2 if is_pairs else 4
+    # Looking up a level of 4 bits again is faster than reading what was kept.
+    is_kept = kind != FOUR_BITS
+
+    def multiply(
+        address: int,
+        panel: int,
+        num_rows: int,
+        x: int,
+        depth: int,
+        bias: int,
+        memory: int,
+        out: int,
+        start: int,
+        stride: int,
+    ) -> None:
+        weight, place = _weight(address), NarrowPlace(panel, num_rows, x, depth // itemsize, bias, memory)
+        levels, rows, kept = levels_at(weight.data), rows_at(x), rows_at(memory + START)
+        _multiply(levels, eight_columns, rows, kept, is_kept, float32_at(out), start, stride, place, weight)
+
+    return entry(multiply, 10)
+
+
+@inlined
+def _weight(address: int) -> NarrowNumbers:
+    numbers = int64_at(address)
+    return NarrowNumbers(
+        numbers[0],
+        numbers[1],
+        numbers[2],
+        numbers[3],
+        numbers[4] != 0,
+        numbers[5],
+        numbers[6],
+        numbers[7],
+        numbers[8],
     )
 
 
 @inlined
-def _unpack(source: Pointer, panel: int, is_pairs: bool, memory: int, call: Call) -> None:
-    """Write a panel as tiles read it, group by group."""
-    factors, unpacked = float32_at(memory), memory + START
-    set_table(factors, call)
-    column = 0
-    while column < call.in_features:
-        start, depth = start_run(panel, column, call.in_features, factors, call)
-        if is_pairs:
-            even = depth // 2 * 2
-            unpack_pairs(even, source, start, factors, bfloat16_at(unpacked), column * TILE)
-            if even < depth:
-                # The last column, whose neighbour is zero; only rows with one scale have an odd number.
-                last = unpacked + (column + even) * TILE * 2
-                unpack(1, source, start + even * TILE, factors, float32_at(last), 0)
-                for row in range(TILE):
-                    value = load(float32_at(last), row)  # where its pair will be
-                    store(bfloat16_at(last), 2 * row, value)
-                    store(bfloat16_at(last), 2 * row + 1, 0)
-        else:
-            unpack(depth, source, start, factors, float32_at(unpacked), column * TILE)
-        column += depth
-
-
-@kernel
-def unpack_panel(address: int, panel: int, num_words: int, is_pairs: bool, memory: int) -> int:
-    """Write a panel of NarrowNumbers into a thread's memory; return where the weight's first panel would be.
-
-    All are given by their addresses. Pairs are bfloat16 [num_words, PANEL, 2], others float32.
-    """
-    numbers = int64_at(address)
-    kind, call = numbers[0], _call(numbers)
-    if kind == FOUR_BITS:
-        _unpack(uint32_at(call.data), panel, is_pairs, memory, call)
-    elif kind == INT8:
-        _unpack(int8_at(call.data), panel, is_pairs, memory, call)
+def _set_group(panel: int, column: int, memory: int, weight: NarrowNumbers) -> int:
+    """Write the numbers of a column's group; return how many columns are left of it from there on."""
+    group = column // weight.group_size
+    at = (panel * weight.num_groups + group) * TILE
+    if weight.is_bfloat16_scales:
+        copy(TILE, bfloat16_at(weight.scales), at, float32_at(memory), 0)
     else:
-        _unpack(uint8_at(call.data), panel, is_pairs, memory, call)
-    return memory + START - panel * num_words * PANEL * WORD
-
-
-@inlined
-def are_few(num_rows: int, in_features: int, is_pairs: bool) -> bool:
-    """Return whether levels are unpacked in registers for so many rows, and no panel is written."""
-    if is_pairs:
-        return num_rows <= MOST_ROWS_OF_PAIRS and in_features % 2 == 0
-    return num_rows <= MOST_DIRECT_ROWS
+        copy(TILE, float32_at(weight.scales), at, float32_at(memory), 0)
+    zeros = int32_at(memory)
+    for channel in range(TILE):
+        zeros[ZERO_POINTS + channel] = int8_at(weight.zero_points)[at + channel] if weight.zero_points else 0
+    return min(weight.in_features, (group + 1) * weight.group_size) - column
 
 
 @inlined
 def _multiply(
-    num_rows: int, source: Pointer, panel: int, is_pairs: bool, x: int, depth: int, memory: int, call: Call
+    levels: Pointer,
+    eight_columns: int,
+    rows: Pointer,
+    kept: Pointer,
+    keeps: bool,
+    out: Pointer,
+    start: int,
+    stride: int,
+    place: NarrowPlace,
+    weight: NarrowNumbers,
 ) -> None:
-    """Write the products of few rows and a panel, group by group."""
-    factors, sums = float32_at(memory), float32_at(memory + START)
-    set_table(factors, call)
-    for index in range(num_rows * PANEL):
-        store(sums, index, 0)
-    column = 0
-    while column < call.in_features:
-        start, length = start_run(panel, column, call.in_features, factors, call)
-        if is_pairs:
-            pairs, stride = bfloat16_at(x), depth // 2
-            multiply_add_pairs(num_rows, length, source, start, factors, pairs, column, stride, sums, 0)
-        else:
-            floats, stride = float32_at(x), depth // 4
-            multiply_add(num_rows, length, source, start, factors, floats, column, stride, sums, 0)
-        column += length
-
-
-@kernel
-def multiply_few(
-    address: int, panel: int, num_rows: int, is_pairs: bool, x: int, depth: int, memory: int
-) -> int:
-    """Write the products of few rows and a panel, float32 [num_rows, PANEL]; return where they begin.
-
-    `x` [num_rows, depth] bytes are factors as `encode_row` writes them; all are given by their addresses.
-    Products have no bias, and else the bits of those by the unpacked panel.
-    """
-    numbers = int64_at(address)
-    kind, call = numbers[0], _call(numbers)
-    if kind == FOUR_BITS:
-        _multiply(num_rows, uint32_at(call.data), panel, is_pairs, x, depth, memory, call)
-    elif kind == INT8:
-        _multiply(num_rows, int8_at(call.data), panel, is_pairs, x, depth, memory, call)
-    else:
-        _multiply(num_rows, uint8_at(call.data), panel, is_pairs, x, depth, memory, call)
-    return memory + START
+    """Write the products; a panel has so many `levels` for eight columns. The depth is in elements."""
+    numbers, table, bias = float32_at(place.memory), uint8_at(weight.table), float32_at(place.bias)
+    num_tiles, depth = tiles_of(place.num_rows), place.depth
+    is_kept = keeps and num_tiles > 1
+    for tile in range(num_tiles):
+        first, end = share(place.num_rows, tile, num_tiles)
+        count, to = end - first, start + first * stride
+        for row in range(count):
+            copy(TILE, bias, place.panel * TILE, out, to + row * stride)
+        column = 0
+        while column < weight.in_features:
+            length = _set_group(place.panel, column, place.memory, weight)
+            at = (place.panel * weight.in_features + column) * eight_columns // 8
+            x, unpacked = first * depth + column, column * TILE
+            if is_kept and tile > 0:
+                multiply_levels(
+                    count, length, rows, x, depth, kept, unpacked, table, numbers, out, to, stride
+                )
+            elif is_kept:
+                multiply_and_keep(
+                    count,
+                    length,
+                    rows,
+                    x,
+                    depth,
+                    levels,
+                    at,
+                    table,
+                    numbers,
+                    out,
+                    to,
+                    stride,
+                    kept,
+                    unpacked,
+                )
+            else:
+                multiply_levels(count, length, rows, x, depth, levels, at, table, numbers, out, to, stride)
+            column += length

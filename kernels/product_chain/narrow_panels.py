@@ -1,4 +1,4 @@
-"""Packs weights that a checkpoint has in 4 or 8 bits as chains unpack them."""
+"""Packs weights that a checkpoint has in 4 or 8 bits as chains multiply them."""
 
 from dataclasses import dataclass
 
@@ -8,24 +8,43 @@ from torch import Tensor
 
 from kernels import compiled
 from kernels.product_chain.factors import FACTOR_BYTES, FLOATS, IS_WIDENED, PAIRS
-from kernels.product_chain.narrow import FOUR_BITS, FP8, INT8, START, NarrowNumbers
+from kernels.product_chain.levels import ORDER
+from kernels.product_chain.narrow import (
+    FOUR_BITS,
+    FOUR_BITS_LESS_ZEROS,
+    FP8,
+    INT8,
+    START,
+    NarrowNumbers,
+    product_of,
+)
 from kernels.product_chain.panels import PanelWeight
 from kernels.product_chain.tile import PANEL, WORD
-from kernels.weight_only_linear.tiles import TiledWeight
-from kernels.weight_only_linear.unpack import MOST_ROWS_OF_PAIRS, TILE
+from kernels.quantization import Fp8Weight, Int4Weight, Int8Weight, Nf4Weight, QuantizedWeight
+from kernels.quantization.int4 import MIDDLE
+from kernels.quantization.nf4 import LEVELS
+from kernels.quantization.nibbles import unpack_nibbles
+from kernels.quantization.shapes import num_bytes
+from kernels.weight_only_linear.tiles import group_size_of, scales_of, tiled
 
-_KINDS = {torch.int32: FOUR_BITS, torch.int8: INT8, torch.uint8: FP8}
-# Elements of a tile that hold eight columns.
-_EIGHT_COLUMNS = (TILE, 8 * TILE, 8 * TILE)
+_PANELS_AT_ONCE = 16  # as they are packed, which limits the memory for it
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowPanels:
-    """A weight in tiles that are panels too; it has the attributes of a PanelWeight that a chain reads."""
+    """A weight of values `(level - zero_point) * scale`; it has the attributes of a PanelWeight too.
 
-    tiles: TiledWeight
+    Output channels beyond `out_features` are padding.
+    """
+
+    # int8 or uint8 (e4m3) [num_panels, in_features / 2, PANEL, 2], or of 4 bits int32
+    # [num_panels, in_features / 8, PANEL], with columns in ORDER.
+    data: Tensor
+    scales: Tensor  # float32 or bfloat16 [num_panels, num_groups, PANEL]
+    zero_points: Tensor | None  # int8, like scales
+    table: Tensor | None  # float32 or bfloat16, as `levels.unpacking` takes it
     numbers: Tensor  # NarrowNumbers, int64
-    format: int  # PAIRS or FLOATS, once unpacked
+    format: int  # PAIRS or FLOATS: how rows are encoded
     bias: Tensor  # [num_panels * PANEL] float32
     in_features: int
     out_features: int
@@ -33,17 +52,17 @@ class NarrowPanels:
     @property
     def num_panels(self) -> int:
         """The number of panels."""
-        return len(self.tiles.data)
+        return len(self.data)
 
     @property
     def num_words(self) -> int:
-        """The words of a row of an unpacked panel."""
-        return self.in_features if self.format == FLOATS else -(-self.in_features // 2)
+        """The words of a row's factors."""
+        return self.in_features if self.format == FLOATS else self.in_features // 2
 
     @property
     def num_bytes(self) -> int:
         """The bytes that a product reads."""
-        return self.tiles.num_bytes
+        return num_bytes(self.data, self.scales, self.zero_points, self.bias)
 
     @property
     def depth(self) -> int:
@@ -51,9 +70,9 @@ class NarrowPanels:
         return self.num_words * FACTOR_BYTES[self.format]
 
     @property
-    def unpacked_bytes(self) -> int:
-        """The bytes that a thread needs for a panel, or for the products of few rows."""
-        return START + max(self.num_words, MOST_ROWS_OF_PAIRS) * PANEL * WORD
+    def own_bytes(self) -> int:
+        """The bytes that a thread needs for a panel."""
+        return START + self.num_words * PANEL * WORD
 
 
 def addresses(weight: PanelWeight | NarrowPanels) -> tuple[int, int, int, int]:
@@ -65,34 +84,84 @@ def addresses(weight: PanelWeight | NarrowPanels) -> tuple[int, int, int, int]:
 
 
 def unpacks(dtype: torch.dtype) -> bool:
-    """Return whether narrow weights run in chains here, with products in bfloat16 or float32."""
-    has_panels = PANEL == TILE and compiled.has_feature("avx512f")
-    return has_panels and (dtype == torch.float32 or (dtype == torch.bfloat16 and not IS_WIDENED))
+    """Return whether narrow weights run in chains here, for rows in bfloat16 or float32."""
+    has_levels = compiled.has_feature("avx512bw")
+    return has_levels and (dtype == torch.float32 or (dtype == torch.bfloat16 and not IS_WIDENED))
 
 
-def pack_narrow(tiles: TiledWeight, dtype: torch.dtype) -> NarrowPanels | None:
-    """Return a tiled weight for products in `dtype`, to which it is rounded; None where groups are odd."""
-    if dtype == torch.bfloat16 and tiles.group_size % 2 and tiles.group_size < tiles.in_features:
+def pack_narrow(
+    weight: QuantizedWeight, bias: Tensor | None = None, *, dtype: torch.dtype
+) -> NarrowPanels | None:
+    """Pack a weight of any format and its bias for rows in `dtype`; None if groups have odd columns."""
+    out_features, in_features = weight.shape
+    group_size, scales, zero_points = group_size_of(weight), tiled(scales_of(weight)), None
+    if group_size % 2 or in_features % 2:
         return None
-    kind = _KINDS[tiles.data.dtype]
+    if isinstance(weight, Int4Weight | Int8Weight) and weight.zero_points is not None:
+        zero_points = tiled(weight.zero_points.view(out_features, -1).to(torch.int8))
+    kind, is_pairs = _kind(weight), dtype == torch.bfloat16
+    data, table = _data(weight), _table(weight, is_pairs=is_pairs)
     numbers = NarrowNumbers(
-        kind=kind,
-        data=tiles.data.data_ptr(),
-        eight_columns=_EIGHT_COLUMNS[kind],
-        scales=tiles.scales.data_ptr(),
-        is_bfloat16_scales=tiles.scales.dtype == torch.bfloat16,
-        zero_points=0 if tiles.zero_points is None else tiles.zero_points.data_ptr(),
-        table=0 if tiles.table is None else tiles.table.data_ptr(),
-        group_size=tiles.group_size,
-        num_groups=tiles.scales.shape[1],
-        in_features=tiles.in_features,
+        product=product_of(kind, is_pairs=is_pairs),
+        data=data.data_ptr(),
+        table=0 if table is None else table.data_ptr(),
+        scales=scales.data_ptr(),
+        is_bfloat16_scales=scales.dtype == torch.bfloat16,
+        zero_points=0 if zero_points is None else zero_points.data_ptr(),
+        group_size=group_size,
+        num_groups=scales.shape[1],
+        in_features=in_features,
     )
-    num_columns, bias = len(tiles.data) * PANEL, tiles.bias
+    more = len(data) * PANEL - out_features
     return NarrowPanels(
-        tiles=tiles,
+        data=data,
+        scales=scales,
+        zero_points=zero_points,
+        table=table,
         numbers=torch.tensor(numbers),
-        format=FLOATS if dtype == torch.float32 else PAIRS,
-        bias=torch.zeros(num_columns) if bias is None else F.pad(bias, (0, num_columns - len(bias))),
-        in_features=tiles.in_features,
-        out_features=tiles.out_features,
+        format=PAIRS if is_pairs else FLOATS,
+        bias=torch.zeros(len(data) * PANEL) if bias is None else F.pad(bias.float(), (0, more)),
+        in_features=in_features,
+        out_features=out_features,
     )
+
+
+def _kind(weight: QuantizedWeight) -> int:
+    if isinstance(weight, Fp8Weight):
+        return FP8
+    if isinstance(weight, Int8Weight):
+        return INT8
+    has_zeros = isinstance(weight, Int4Weight) and weight.zero_points is not None
+    return FOUR_BITS_LESS_ZEROS if has_zeros else FOUR_BITS
+
+
+def _table(weight: QuantizedWeight, *, is_pairs: bool) -> Tensor | None:
+    """Return the values of levels that are looked up, as `levels.unpacking` takes them."""
+    if isinstance(weight, Int8Weight):
+        return None
+    if isinstance(weight, Fp8Weight):  # those that have no exponent
+        return (torch.arange(8) / 512).repeat(4).bfloat16()
+    levels = torch.arange(16.0)
+    if isinstance(weight, Nf4Weight):
+        levels = torch.tensor(LEVELS)
+    elif weight.zero_points is None:
+        levels -= MIDDLE
+    else:
+        return torch.cat((levels, levels - 16)).bfloat16()
+    return levels.repeat(2).bfloat16() if is_pairs else levels
+
+
+def _data(weight: QuantizedWeight) -> Tensor:
+    rows, columns = weight.shape
+    shape = (-(-rows // PANEL), columns // len(ORDER), PANEL, 4)
+    if isinstance(weight, Fp8Weight | Int8Weight):
+        levels = weight.levels.view(torch.uint8) if isinstance(weight, Fp8Weight) else weight.levels
+        padded = F.pad(levels, (0, 0, 0, -rows % PANEL))
+        return padded.view(-1, PANEL, columns // 2, 2).transpose(1, 2).contiguous()
+    words = torch.empty(shape, dtype=torch.uint8)
+    for first in range(0, len(words), _PANELS_AT_ONCE):
+        some = weight.packed[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL]
+        levels = tiled(unpack_nibbles(some)).view(-1, shape[1], len(ORDER), PANEL)[:, :, ORDER]
+        low, high = levels.unflatten(2, (4, 2)).unbind(3)
+        words[first : first + len(levels)] = (low | (high << 4)).transpose(2, 3)
+    return words.view(torch.int32).squeeze(3)

@@ -95,7 +95,7 @@ class Chain:
         self.width = max((link.weight.num_panels * PANEL for link in kept), default=0)
         self.depth = max(link.weight.depth for link in links)
         narrow = [link.weight for link in links if isinstance(link.weight, NarrowPanels)]
-        self.own_bytes = EDGE_BYTES + max((one.unpacked_bytes for one in narrow), default=0)
+        self.own_bytes = EDGE_BYTES + max((one.own_bytes for one in narrow), default=0)
         self.table = torch.tensor([_numbers(link) for link in links])
 
 

@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 @inlined
-def set_table(factors: Pointer, call: Call) -> None:
+def _set_table(factors: Pointer, call: Call) -> None:
     """Write the values of levels of 4 bits, which all groups share."""
     if call.table:
         for number in range(16):
@@ -90,7 +90,7 @@ def _set_factors(group: int, factors: Pointer, call: Call) -> None:
 
 
 @inlined
-def start_run(tile: int, column: int, end: int, scratch: Pointer, call: Call) -> tuple[int, int]:
+def _start_run(tile: int, column: int, end: int, scratch: Pointer, call: Call) -> tuple[int, int]:
     """Set the factors of a column's group; return the place of the column and how many of it share them."""
     group = column // call.group_size
     if call.scales:
@@ -112,7 +112,7 @@ def _add_panel(
             store(scratch, panel + index, 0)
     column = begin
     while column < end:
-        start, depth = start_run(tile, column, end, scratch, call)
+        start, depth = _start_run(tile, column, end, scratch, call)
         if is_direct:
             x_start = first * call.in_features + column
             x, x_stride = float32_at(call.x), call.in_features
@@ -162,7 +162,7 @@ def _write(first: int, num_rows: int, tile: int, part: int, totals: Pointer, cal
 def _multiply(part: int, num_parts: int, source: Pointer, call: Call) -> None:
     # A pointer of its own for each part: what one writes is not read by another.
     scratch = float32_at(call.scratch + 4 * part * call.scratch_width)
-    set_table(scratch, call)
+    _set_table(scratch, call)
     begin_tile, end_tile = share(call.num_tiles, part, num_parts)
     for tile in range(begin_tile, end_tile):
         for first in range(0, call.num_rows, MOST_ROWS):
@@ -177,14 +177,14 @@ def _multiply(part: int, num_parts: int, source: Pointer, call: Call) -> None:
 @kernel
 def _dequantize(part: int, num_parts: int, source: Pointer, call: Call) -> None:
     scratch, out = float32_at(call.scratch + 4 * part * call.scratch_width), bfloat16_at(call.out)
-    set_table(scratch, call)
+    _set_table(scratch, call)
     begin_tile, end_tile = share(call.num_tiles, part, num_parts)
     for tile in range(begin_tile, end_tile):
         width = min(TILE, call.out_features - tile * TILE)
         column = 0
         while column < call.in_features:
             end = min(column + PANEL, call.in_features)
-            start, depth = start_run(tile, column, end, scratch, call)
+            start, depth = _start_run(tile, column, end, scratch, call)
             unpack(depth, source, start, scratch, scratch, NUM_FACTORS)
             for index in range(depth):
                 at, target = NUM_FACTORS + index * TILE, (column + index) * call.out_features + tile * TILE

@@ -48,16 +48,16 @@ def pack_tiled_weight(weight: QuantizedWeight, bias: Tensor | None = None) -> Ti
     out_features, in_features = weight.shape
     if bias is not None and tuple(bias.shape) != (out_features,):
         raise ValueError(f"weight_only_linear: the bias is {tuple(bias.shape)}, not {(out_features,)}")
-    scales, zero_points = _scales(weight), None
+    scales, zero_points = scales_of(weight), None
     if isinstance(weight, Int4Weight | Int8Weight) and weight.zero_points is not None:
-        zero_points = _tiled(weight.zero_points.view(out_features, -1).to(torch.int8))
+        zero_points = tiled(weight.zero_points.view(out_features, -1).to(torch.int8))
     return TiledWeight(
         data=_data(weight),
-        scales=_tiled(scales if scales.dtype == torch.bfloat16 else scales.float()),
+        scales=tiled(scales * FP8_FACTOR if isinstance(weight, Fp8Weight) else scales),
         zero_points=zero_points,
         table=_table(weight),
         bias=None if bias is None else bias.float(),
-        group_size=_group_size(weight),
+        group_size=group_size_of(weight),
         in_features=in_features,
         out_features=out_features,
     )
@@ -69,21 +69,23 @@ def rows_of(weight: TiledWeight, rows: Tensor) -> Tensor:
     return weight.data[tiles, :, places].float() * weight.scales[tiles, 0, places].unsqueeze(1)
 
 
-def _scales(weight: QuantizedWeight) -> Tensor:
-    """Return the scales [out_features, num_groups]."""
+def scales_of(weight: QuantizedWeight) -> Tensor:
+    """Return the scales of any format, bfloat16 or float32 [out_features, num_groups]; NaN of an e4m3 NaN."""
     if isinstance(weight, Fp8Weight):
-        scales = weight.scales.repeat_interleave(weight.block[0], dim=0)[: weight.shape[0]] * FP8_FACTOR
+        scales = weight.scales.float().repeat_interleave(weight.block[0], dim=0)[: weight.shape[0]]
         is_nan = weight.levels.view(torch.uint8).bitwise_and(0x7F) == 0x7F
-        if bool(is_nan.any()):  # a level that the kernel would read as a number
+        if bool(is_nan.any()):  # a level that kernels would read as a number
             places = is_nan.nonzero()
             scales[places[:, 0], places[:, 1] // weight.block[1]] = torch.nan
         return scales
     if isinstance(weight, Int8Weight):
-        return weight.scales.unsqueeze(1)
-    return weight.scales.dequantize() if isinstance(weight.scales, NestedScales) else weight.scales
+        return weight.scales.unsqueeze(1).float()
+    scales = weight.scales.dequantize() if isinstance(weight.scales, NestedScales) else weight.scales
+    return scales if scales.dtype == torch.bfloat16 else scales.float()
 
 
-def _group_size(weight: QuantizedWeight) -> int:
+def group_size_of(weight: QuantizedWeight) -> int:
+    """Return how many columns share a scale."""
     if isinstance(weight, Int4Weight):
         return weight.group_size
     if isinstance(weight, Fp8Weight):
@@ -106,15 +108,15 @@ def _data(weight: QuantizedWeight) -> Tensor:
         words = torch.empty(num_tiles, columns // COLUMNS_OF_A_WORD, TILE, 4, dtype=torch.uint8)
         for first in range(0, num_tiles, _TILES_AT_ONCE):
             some = slice(first * TILE, (first + _TILES_AT_ONCE) * TILE)
-            levels = _tiled(unpack_nibbles(weight.packed[some]))
+            levels = tiled(unpack_nibbles(weight.packed[some]))
             low, high = levels.view(len(levels), -1, COLUMNS_OF_A_WORD // 2, 2, TILE).unbind(3)
             words[first : first + len(levels)] = (low | (high << 4)).transpose(2, 3)
         return words.view(torch.int32).squeeze(3)
     levels = weight.levels.view(torch.uint8) if isinstance(weight, Fp8Weight) else weight.levels
-    return _tiled(levels)
+    return tiled(levels)
 
 
-def _tiled(matrix: Tensor) -> Tensor:
+def tiled(matrix: Tensor) -> Tensor:
     """Return [rows, columns] as [num_tiles, columns, 64], padded with zeros."""
     padded = pad(matrix, (0, 0, 0, -len(matrix) % TILE))
     return padded.view(-1, TILE, matrix.shape[1]).transpose(1, 2).contiguous()

@@ -8,23 +8,12 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.compiled import Pointer, has_feature
-from kernels.simd import (
-    F32,
-    I32,
-    I64,
-    LANES,
-    bfloat16_bits,
-    intrinsic,
-    lanes_of,
-    load_lanes,
-    store_lanes,
-)
+from kernels.simd import F32, I32, I64, LANES, intrinsic, lanes_of, load_lanes, store_lanes
 
 TILE = 64  # rows of a weight that lie together
 COLUMNS_OF_A_WORD = 8  # where levels have 4 bits
 # The most tokens for which levels are unpacked in registers rather than into a panel.
 MOST_DIRECT_ROWS = 4
-MOST_ROWS_OF_PAIRS = 6  # as bfloat16
 # Where the numbers of a group lie, counted from its first: scales, offsets, and the table of 16 values.
 OFFSETS, TABLE, NUM_FACTORS = TILE, 2 * TILE, 2 * TILE + 16
 
@@ -67,41 +56,6 @@ def unpack(
 
 
 @intrinsic
-def unpack_pairs(
-    _context: Any,
-    depth: Any,
-    source: Pointer,
-    source_start: Any,
-    factors: Pointer,
-    target: Pointer,
-    target_start: Any,
-) -> Any:
-    """Do `unpack` for an even number of columns, rounded to bfloat16 [depth / 2, 64, 2]: neighbours together.
-
-    `target` is a pointer to bfloat16, and its start in elements of it. What is nearer to zero
-    than 2**-126 may become zero.
-    """
-    index = types.intp
-    signature = types.void(index, source, index, factors, target, index)
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        depth, source_pointer, source_start, numbers, target, target_start = arguments
-        pointer = builder.gep(source_pointer, [source_start])
-        target = builder.bitcast(builder.gep(target, [target_start]), _WORDS.as_pointer())
-
-        def write(at: Any, words: list[Any]) -> None:
-            line = builder.mul(builder.lshr(at, ir.Constant(I64, 1)), ir.Constant(I64, _REGISTERS))
-            for register, word in enumerate(words):
-                place = builder.gep(target, [builder.add(line, ir.Constant(I64, register))])
-                builder.store(word, place, align=4)
-
-        _for_each_pair(builder, source.dtype, pointer, depth, numbers, write)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
 def multiply_add(
     _context: Any,
     num_rows: Any,
@@ -119,34 +73,6 @@ def multiply_add(
 
     Each sum goes on by one fused multiply-add a column, as `multiply_tile` does it with unpacked weights.
     """
-    return _product_of_few(source, factors, x, sums, MOST_DIRECT_ROWS, is_pairs=False)
-
-
-@intrinsic
-def multiply_add_pairs(
-    _context: Any,
-    num_rows: Any,
-    depth: Any,
-    source: Pointer,
-    source_start: Any,
-    factors: Pointer,
-    x: Pointer,
-    x_start: Any,
-    x_stride: Any,
-    sums: Pointer,
-    sums_start: Any,
-) -> Any:
-    """Do `multiply_add` for at most six rows of `x` in bfloat16, with weights rounded to it, an even number.
-
-    A sum takes pairs of columns, as `multiply_pairs` of a chain takes those of `unpack_pairs`.
-    """
-    return _product_of_few(source, factors, x, sums, MOST_ROWS_OF_PAIRS, is_pairs=True)
-
-
-def _product_of_few(
-    source: Pointer, factors: Pointer, x: Pointer, sums: Pointer, most: int, *, is_pairs: bool
-) -> tuple[Any, Any]:
-    """Return the signature of a product of up to `most` rows, and what emits it."""
     index = types.intp
     signature = types.void(index, index, source, index, factors, x, index, index, sums, index)
 
@@ -155,7 +81,7 @@ def _product_of_few(
         pointer = builder.gep(source_pointer, [source_start])
         end = builder.append_basic_block("rows_end")
         switch = builder.switch(rows, end)
-        for count in range(1, most + 1):
+        for count in range(1, MOST_DIRECT_ROWS + 1):
             block = builder.append_basic_block(f"rows_{count}")
             switch.add_case(ir.Constant(rows.type, count), block)
             builder.position_at_end(block)
@@ -167,7 +93,7 @@ def _product_of_few(
                 builder.gep(sums, [builder.add(sums_start, ir.Constant(I64, LANES * place))])
                 for place in range(count * _REGISTERS)
             ]
-            _add_products(builder, source.dtype, pointer, depth, numbers, lines, places, is_pairs=is_pairs)
+            _add_products(builder, source.dtype, pointer, depth, numbers, lines, places)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -183,10 +109,8 @@ def _add_products(
     numbers: Any,
     lines: list[Any],
     places: list[Any],
-    *,
-    is_pairs: bool,
 ) -> None:
-    """Emit the work of `multiply_add`, or with pairs of the other, for as many rows as there are `lines`."""
+    """Emit the work of `multiply_add` for as many rows as there are `lines`."""
     # LLVM turns these allocas into registers.
     totals = [cgutils.alloca_once(builder, _FLOATS) for _ in places]
     for total, place in zip(totals, places, strict=True):
@@ -200,41 +124,9 @@ def _add_products(
                 total = totals[row * _REGISTERS + register]
                 builder.store(builder.call(fused, [value, weight, builder.load(total)]), total)
 
-    def add_pairs(at: Any, words: list[Any]) -> None:
-        for row, line in enumerate(lines):
-            place = builder.bitcast(builder.gep(line, [at]), I32.as_pointer())
-            value = _broadcast(builder, builder.load(place, align=2))
-            for register, word in enumerate(words):
-                total = totals[row * _REGISTERS + register]
-                builder.store(_add_pair(builder, builder.load(total), value, word), total)
-
-    if is_pairs:
-        _for_each_pair(builder, kind, pointer, depth, numbers, add_pairs)
-    else:
-        _for_each_column(builder, kind, pointer, depth, numbers, add)
+    _for_each_column(builder, kind, pointer, depth, numbers, add)
     for total, place in zip(totals, places, strict=True):
         store_lanes(builder, builder.load(total), place)
-
-
-def _for_each_pair(
-    builder: Any,
-    kind: Any,
-    pointer: Any,
-    depth: Any,
-    numbers: Any,
-    use: Callable[[Any, list[Any]], None],
-) -> None:
-    """Emit a loop over pairs of columns, with `use` of the first one's number and of words of both."""
-    first: list[tuple[Any, list[Any]]] = []
-
-    def collect(at: Any, weights: list[Any]) -> None:
-        if not first:
-            first.append((at, weights))
-            return
-        before, others = first.pop()
-        use(before, [_joined(builder, *pair) for pair in zip(others, weights, strict=True)])
-
-    _for_each_column(builder, kind, pointer, depth, numbers, collect, least=2)
 
 
 def _for_each_column(
@@ -244,13 +136,8 @@ def _for_each_column(
     depth: Any,
     numbers: Any,
     use: Callable[[Any, list[Any]], None],
-    *,
-    least: int = 1,
 ) -> None:
-    """Emit a loop over the columns of a tile, with `use` of the number and the weights of each.
-
-    Each pass takes `least` columns or more; it must divide the depth.
-    """
+    """Emit a loop over the columns of a tile, with `use` of the number and the weights of each."""
     fused = _fused(builder)
 
     def factor(start: int) -> Any:
@@ -270,15 +157,10 @@ def _for_each_column(
         levels_of, at_once = _four_bits(builder, factor(TABLE)), COLUMNS_OF_A_WORD
     else:
         levels_of, at_once = _int8 if kind == types.int8 else _fp8, 1
-    num_lines = max(1, least // at_once)
-    in_a_pass = ir.Constant(I64, num_lines * at_once)
-    with cgutils.for_range(builder, builder.udiv(depth, in_a_pass)) as loop:
-        line = builder.gep(pointer, [builder.mul(loop.index, ir.Constant(I64, num_lines * TILE))])
-        first = builder.mul(loop.index, in_a_pass)
-        columns: list[list[Any]] = []
-        for number in range(num_lines):
-            columns += levels_of(builder, builder.gep(line, [ir.Constant(I64, number * TILE)]))
-        for number, levels in enumerate(columns):
+    with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(I64, at_once))) as loop:
+        line = builder.gep(pointer, [builder.mul(loop.index, ir.Constant(I64, TILE))])
+        first = builder.mul(loop.index, ir.Constant(I64, at_once))
+        for number, levels in enumerate(levels_of(builder, line)):
             use(builder.add(first, ir.Constant(I64, number)), scaled(levels))
 
 
@@ -349,40 +231,11 @@ def _runs(builder: Any, line: Any) -> list[Any]:
     return [builder.gep(line, [ir.Constant(I64, LANES * register)]) for register in range(_REGISTERS)]
 
 
-def _joined(builder: Any, first: Any, second: Any) -> Any:
-    """Return words of two floats rounded to bfloat16, the first in the lower half."""
-    if has_feature("avx512bf16"):
-        halves = lanes_of(_I16, 2 * LANES)
-        kind = ir.FunctionType(halves, [_FLOATS, _FLOATS])
-        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-        both = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [second, first])
-        order = [index + half for index in range(LANES) for half in (0, LANES)]
-        return builder.bitcast(
-            builder.shuffle_vector(both, both, ir.Constant(lanes_of(I32, 2 * LANES), order)), _WORDS
-        )
-    low, high = bfloat16_bits(builder, first), bfloat16_bits(builder, second)
-    return builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * LANES)))
-
-
-def _add_pair(builder: Any, total: Any, factor: Any, word: Any) -> Any:
-    """Return a sum with the products of both halves of words added."""
-    if has_feature("avx512bf16"):
-        kind = ir.FunctionType(_FLOATS, [_FLOATS, _WORDS, _WORDS])
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [total, factor, word])
-    shift, mask = ir.Constant(_WORDS, [16] * LANES), ir.Constant(_WORDS, [0xFFFF0000] * LANES)
-    for half in (lambda one: builder.shl(one, shift), lambda one: builder.and_(one, mask)):
-        values = [builder.bitcast(half(one), _FLOATS) for one in (factor, word)]
-        total = builder.call(_fused(builder), [*values, total])
-    return total
-
-
 def _fused(builder: Any) -> Any:
     name = f"llvm.fma.v{LANES}f32"
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), name)
 
 
 def _broadcast(builder: Any, value: Any) -> Any:
-    undefined = ir.Constant(lanes_of(value.type, LANES), ir.Undefined)
-    one = builder.insert_element(undefined, value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(_WORDS, [0] * LANES))
+    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), ir.Constant(_WORDS, [0] * LANES))

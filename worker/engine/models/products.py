@@ -112,10 +112,11 @@ class Products:
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
         if self.eight_bits is not None and isinstance(weight, Int8Weight) and (is_available() or is_exact()):
             return int8_projection(weight, bias, self.activation_dtype)
-        tiles = pack_tiled_weight(weight, bias)
-        if self._in_chains and unpacks(self.dtype) and (narrow := pack_narrow(tiles, self.dtype)) is not None:
-            return ChainedLinear(narrow)
-        return WeightOnlyLinear(tiles, self.dtype if self._in_chains else None)
+        if self._in_chains and unpacks(self.dtype):
+            narrow = pack_narrow(weight, bias, dtype=self.dtype)
+            if narrow is not None:
+                return ChainedLinear(narrow)
+        return WeightOnlyLinear(pack_tiled_weight(weight, bias), self.dtype if self._in_chains else None)
 
     def make_experts(
         self, weight: Tensor | QuantizedWeight, num_experts: int, *, is_gated: bool

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812  (the name torch's own documentati
 from torch import Tensor
 
 from kernels.panel_argmax import panel_argmax
-from kernels.product_chain import NarrowPanels
+from kernels.product_chain import PanelWeight
 from kernels.product_chain import rows_of as rows_of_panels
 from kernels.quantization import Int8Weight, QuantizedWeight
 from kernels.weight_only_linear import TiledWeight, rows_of, weight_only_argmax
@@ -27,9 +27,7 @@ def table_embedding(table: Tensor) -> Embedding:
 
 def shared_embedding(head: Projection, weight: Tensor | QuantizedWeight) -> Embedding:
     """Return the embedding that reads what `head` multiplies by, or else the `weight` it was made of."""
-    if isinstance(head, ChainedLinear):
-        if isinstance(head.weight, NarrowPanels):
-            return partial(rows_of, head.weight.tiles)
+    if isinstance(head, ChainedLinear) and isinstance(head.weight, PanelWeight):
         return partial(rows_of_panels, head.weight)
     if isinstance(head, WeightOnlyLinear) and isinstance(head.weight, TiledWeight):
         return partial(rows_of, head.weight)
