@@ -17,13 +17,12 @@ TILE = 64  # the output channels of a panel
 REGISTERS = TILE // LANES
 # What lies in memory for a group of columns: float32 scales, and int32 zero points.
 ZERO_POINTS, GROUP_NUMBERS = TILE, 2 * TILE
-# The order in which a word has the levels of eight columns, from its lowest bits on: one shift then brings
-# those of a pair to the ends of both halves.
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 FLOATS, WORDS = lanes_of(F32, LANES), lanes_of(I32, LANES)
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
 _HALVES = lanes_of(_I16, 2 * LANES)  # a register of bfloat16
+# Brings the level of a register's channel to the lowest bits.
+_SHIFTS = range(0, 16, 4)
 _LEVEL, _SIGN = 0xF, 0x8000
 # What an exponent of e4m3 lacks to one of bfloat16, and where a magnitude of e4m3 lies in that.
 _EXPONENT, _MAGNITUDE = 120 << 7, 0x7F << 4
@@ -45,10 +44,11 @@ def line_of(levels: Any) -> Line:
     """Return how levels of a Numba type lie.
 
     Levels of 4 bits are uint32, or int32 if they have zero points; int8 are int8, and e4m3 uint8. What is
-    unpacked is bfloat16, as uint16, or float32. All but float32 and 4 bits lie in pairs of columns.
+    unpacked is bfloat16, as uint16, or float32. All but float32 lie in pairs of columns. Those of 4 bits are
+    words: the lower half has the levels of the first column, of each register's channel.
     """
     if levels in {types.uint32, types.int32}:
-        return Line(TILE, len(ORDER))
+        return Line(LANES, 2)
     return Line(TILE, 1) if levels == types.float32 else Line(2 * TILE, 2)
 
 
@@ -89,28 +89,26 @@ def _pairs_of_four_bits(builder: Any, table: Any, zeros: Column | None) -> Unpac
         both = [builder.bitcast(builder.or_(one, builder.shl(one, _words(16))), _HALVES) for one in zeros]
 
     def unpack(line: Any) -> Iterator[Column]:
-        words = [_load(builder, line, WORDS, register) for register in range(REGISTERS)]
-        for pair in range(len(ORDER) // 2):
-            halves = [builder.bitcast(builder.lshr(word, _words(4 * pair)), _HALVES) for word in words]
-            if both is not None:
-                halves = [builder.and_(half, _halves(_LEVEL)) for half in halves]
-                halves = [builder.sub(half, zero) for half, zero in zip(halves, both, strict=True)]
-            yield [builder.bitcast(_looked_up(builder, table, half), WORDS) for half in halves]
+        word = _load(builder, line, WORDS)
+        halves = [builder.bitcast(builder.lshr(word, _words(shift)), _HALVES) for shift in _SHIFTS]
+        if both is not None:
+            halves = [builder.and_(half, _halves(_LEVEL)) for half in halves]
+            halves = [builder.sub(half, zero) for half, zero in zip(halves, both, strict=True)]
+        yield [builder.bitcast(_looked_up(builder, table, half), WORDS) for half in halves]
 
     return unpack
 
 
 def _floats_of_four_bits(builder: Any, table: Any, zeros: Column | None) -> Unpack:
     def unpack(line: Any) -> Iterator[Column]:
-        words = [_load(builder, line, WORDS, register) for register in range(REGISTERS)]
-        for column in range(len(ORDER)):
-            levels = [builder.lshr(word, _words(4 * ORDER.index(column))) for word in words]
+        word = _load(builder, line, WORDS)
+        for column in range(2):
+            levels = [builder.lshr(word, _words(16 * column + shift)) for shift in _SHIFTS]
             if zeros is None:
                 name = "llvm.x86.avx512.permvar.sf.512"
                 yield [called(builder, name, FLOATS, [table, level]) for level in levels]
             else:
-                levels = [builder.and_(level, _words(_LEVEL)) for level in levels]
-                yield _less(builder, levels, zeros)
+                yield _less(builder, [builder.and_(level, _words(_LEVEL)) for level in levels], zeros)
 
     return unpack
 

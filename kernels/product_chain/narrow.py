@@ -12,6 +12,7 @@ from kernels.product_chain.levels import GROUP_NUMBERS, TILE, ZERO_POINTS
 from kernels.product_chain.narrow_tile import multiply_and_keep, multiply_levels
 from kernels.product_chain.tile import tiles_of
 from kernels.simd import (
+    LANES,
     bfloat16_at,
     call_at,
     copy,
@@ -71,7 +72,7 @@ def multiply_narrow(address: int, place: NarrowPlace, out: Pointer, start: int, 
 def product_of(kind: int, *, is_pairs: bool) -> int:
     """Return the address of what multiplies levels of a kind by rows in bfloat16, or in float32."""
     levels_at, rows_at = _LEVELS_AT[kind], bfloat16_at if is_pairs else float32_at
-    eight_columns = TILE if kind in {FOUR_BITS, FOUR_BITS_LESS_ZEROS} else 8 * TILE
+    two_columns = LANES if kind in {FOUR_BITS, FOUR_BITS_LESS_ZEROS} else 2 * TILE
     itemsize = 2 if is_pairs else 4
     # Looking up a level of 4 bits again is faster than reading what was kept.
     is_kept = kind != FOUR_BITS
@@ -90,7 +91,7 @@ def product_of(kind: int, *, is_pairs: bool) -> int:
     ) -> None:
         weight, place = _weight(address), NarrowPlace(panel, num_rows, x, depth // itemsize, bias, memory)
         levels, rows, kept = levels_at(weight.data), rows_at(x), rows_at(memory + START)
-        _multiply(levels, eight_columns, rows, kept, is_kept, float32_at(out), start, stride, place, weight)
+        _multiply(levels, two_columns, rows, kept, is_kept, float32_at(out), start, stride, place, weight)
 
     return entry(multiply, 10)
 
@@ -129,7 +130,7 @@ def _set_group(panel: int, column: int, memory: int, weight: NarrowNumbers) -> i
 @inlined
 def _multiply(
     levels: Pointer,
-    eight_columns: int,
+    two_columns: int,
     rows: Pointer,
     kept: Pointer,
     keeps: bool,
@@ -139,7 +140,7 @@ def _multiply(
     place: NarrowPlace,
     weight: NarrowNumbers,
 ) -> None:
-    """Write the products; a panel has so many `levels` for eight columns. The depth is in elements."""
+    """Write the products; a panel has so many `levels` for two columns. The depth is in elements."""
     numbers, table, bias = float32_at(place.memory), uint8_at(weight.table), float32_at(place.bias)
     num_tiles, depth = tiles_of(place.num_rows), place.depth
     is_kept = keeps and num_tiles > 1
@@ -151,7 +152,7 @@ def _multiply(
         column = 0
         while column < weight.in_features:
             length = _set_group(place.panel, column, place.memory, weight)
-            at = (place.panel * weight.in_features + column) * eight_columns // 8
+            at = (place.panel * weight.in_features + column) * two_columns // 2
             x, unpacked = first * depth + column, column * TILE
             if is_kept and tile > 0:
                 multiply_levels(

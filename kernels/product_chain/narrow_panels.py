@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kernels import compiled
 from kernels.product_chain.factors import FACTOR_BYTES, FLOATS, IS_WIDENED, PAIRS
-from kernels.product_chain.levels import ORDER
 from kernels.product_chain.narrow import (
     FOUR_BITS,
     FOUR_BITS_LESS_ZEROS,
@@ -25,6 +24,7 @@ from kernels.quantization.int4 import MIDDLE
 from kernels.quantization.nf4 import LEVELS
 from kernels.quantization.nibbles import unpack_nibbles
 from kernels.quantization.shapes import num_bytes
+from kernels.simd import LANES
 from kernels.weight_only_linear.tiles import group_size_of, scales_of, tiled
 
 _PANELS_AT_ONCE = 16  # as they are packed, which limits the memory for it
@@ -37,8 +37,8 @@ class NarrowPanels:
     Output channels beyond `out_features` are padding.
     """
 
-    # int8 or uint8 (e4m3) [num_panels, in_features / 2, PANEL, 2], or of 4 bits int32
-    # [num_panels, in_features / 8, PANEL], with columns in ORDER.
+    # int8 or uint8 (e4m3) [num_panels, in_features / 2, PANEL, 2]; or of 4 bits, as `levels.line_of` tells,
+    # int32 [num_panels, in_features / 2, LANES].
     data: Tensor
     scales: Tensor  # float32 or bfloat16 [num_panels, num_groups, PANEL]
     zero_points: Tensor | None  # int8, like scales
@@ -153,15 +153,15 @@ def _table(weight: QuantizedWeight, *, is_pairs: bool) -> Tensor | None:
 
 def _data(weight: QuantizedWeight) -> Tensor:
     rows, columns = weight.shape
-    shape = (-(-rows // PANEL), columns // len(ORDER), PANEL, 4)
     if isinstance(weight, Fp8Weight | Int8Weight):
         levels = weight.levels.view(torch.uint8) if isinstance(weight, Fp8Weight) else weight.levels
         padded = F.pad(levels, (0, 0, 0, -rows % PANEL))
         return padded.view(-1, PANEL, columns // 2, 2).transpose(1, 2).contiguous()
-    words = torch.empty(shape, dtype=torch.uint8)
+    words = torch.empty(-(-rows // PANEL), columns // 2, LANES, 4, dtype=torch.uint8)
     for first in range(0, len(words), _PANELS_AT_ONCE):
         some = weight.packed[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL]
-        levels = tiled(unpack_nibbles(some)).view(-1, shape[1], len(ORDER), PANEL)[:, :, ORDER]
-        low, high = levels.unflatten(2, (4, 2)).unbind(3)
-        words[first : first + len(levels)] = (low | (high << 4)).transpose(2, 3)
+        # By columns, their pairs, and the two bytes of half a word, each of two channels.
+        levels = tiled(unpack_nibbles(some)).unflatten(2, (2, 2, LANES)).unflatten(1, (-1, 2))
+        low, high = levels.unbind(4)
+        words[first : first + len(levels)] = (low | (high << 4)).flatten(2, 3).transpose(2, 3)
     return words.view(torch.int32).squeeze(3)
