@@ -130,7 +130,8 @@ def _take_panel(panel: int, part: int, num_parts: int, call: ArgmaxCall) -> None
     if call.narrow:
         own = call.own + part * call.own_bytes
         memory = own + call.num_rows * PANEL * 4
-        place = NarrowPlace(panel, call.num_rows, call.levels, call.depth, call.bias, memory)
+        following = panel + num_parts if panel + num_parts < call.num_panels else -1
+        place = NarrowPlace(panel, following, call.num_rows, call.levels, call.depth, call.bias, memory)
         multiply_narrow(call.narrow, place, float32_at(own), 0, PANEL)
         for row in range(call.num_rows):
             keep_largest(float32_at(own), row * PANEL, num_columns, column, row, largest, tokens)

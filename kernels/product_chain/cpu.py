@@ -205,15 +205,17 @@ def _multiply_narrow(
     """Do `_multiply` for a narrow weight."""
     depth, bias, memory = call.depth, link.bias, place.own + EDGE_BYTES
     x, column = call.levels + place.start * depth, panel * PANEL
-    width = min(PANEL, stride - column)
+    width, following = min(PANEL, stride - column), panel + place.num_members
+    if following >= link.num_panels:
+        following = -1
     if width == PANEL:
-        rows = NarrowPlace(panel, place.num_rows, x, depth, bias, memory)
+        rows = NarrowPlace(panel, following, place.num_rows, x, depth, bias, memory)
         multiply_narrow(link.narrow, rows, out, start + column, stride)
         return
     edge = float32_at(place.own)
     for first in range(0, place.num_rows, TILE_ROWS):
         num_rows = min(TILE_ROWS, place.num_rows - first)
-        rows = NarrowPlace(panel, num_rows, x + first * depth, depth, bias, memory)
+        rows = NarrowPlace(panel, -1, num_rows, x + first * depth, depth, bias, memory)
         multiply_narrow(link.narrow, rows, edge, 0, PANEL)
         for row in range(num_rows):
             copy(width, edge, row * PANEL, out, start + (first + row) * stride + column)

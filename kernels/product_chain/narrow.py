@@ -12,7 +12,6 @@ from kernels.product_chain.levels import GROUP_NUMBERS, TILE, ZERO_POINTS
 from kernels.product_chain.narrow_tile import multiply_and_keep, multiply_levels
 from kernels.product_chain.tile import tiles_of
 from kernels.simd import (
-    LANES,
     bfloat16_at,
     call_at,
     copy,
@@ -20,6 +19,7 @@ from kernels.simd import (
     int8_at,
     int32_at,
     int64_at,
+    pointer_like,
     uint8_at,
     uint32_at,
 )
@@ -50,6 +50,7 @@ class NarrowPlace(NamedTuple):
     """The rows and the panel of a product; `x`, `bias` and memory are addresses."""
 
     panel: int
+    following: int  # the panel that is prefetched; -1: none
     num_rows: int
     x: int  # the factors of the first row, bfloat16 or float32
     depth: int  # bytes from one row of `x` to the next
@@ -63,8 +64,8 @@ def multiply_narrow(address: int, place: NarrowPlace, out: Pointer, start: int, 
 
     They go to `out`, float32, from `start` on; a row of it has `stride` elements.
     """
-    panel, num_rows, x, depth, bias, memory = place
-    numbers = (address, panel, num_rows, x, depth, bias, memory, out, start, stride)
+    panel, following, num_rows, x, depth, bias, memory = place
+    numbers = (address, panel, following, num_rows, x, depth, bias, memory, out, start, stride)
     call_at(int64_at(address)[0], numbers)
 
 
@@ -72,14 +73,15 @@ def multiply_narrow(address: int, place: NarrowPlace, out: Pointer, start: int, 
 def product_of(kind: int, *, is_pairs: bool) -> int:
     """Return the address of what multiplies levels of a kind by rows in bfloat16, or in float32."""
     levels_at, rows_at = _LEVELS_AT[kind], bfloat16_at if is_pairs else float32_at
-    two_columns = LANES if kind in {FOUR_BITS, FOUR_BITS_LESS_ZEROS} else 2 * TILE
+    pair_bytes = TILE if kind in {FOUR_BITS, FOUR_BITS_LESS_ZEROS} else 2 * TILE
     itemsize = 2 if is_pairs else 4
     # Looking up a level of 4 bits again is faster than reading what was kept.
-    is_kept = kind != FOUR_BITS
+    keeps = kind != FOUR_BITS
 
     def multiply(
         address: int,
         panel: int,
+        following: int,
         num_rows: int,
         x: int,
         depth: int,
@@ -89,11 +91,12 @@ def product_of(kind: int, *, is_pairs: bool) -> int:
         start: int,
         stride: int,
     ) -> None:
-        weight, place = _weight(address), NarrowPlace(panel, num_rows, x, depth // itemsize, bias, memory)
-        levels, rows, kept = levels_at(weight.data), rows_at(x), rows_at(memory + START)
-        _multiply(levels, two_columns, rows, kept, is_kept, float32_at(out), start, stride, place, weight)
+        weight = _weight(address)
+        place = NarrowPlace(panel, following, num_rows, x, depth // itemsize, bias, memory)
+        levels, rows = levels_at(weight.data), rows_at(x)
+        _multiply(levels, pair_bytes, rows, itemsize, keeps, float32_at(out), start, stride, place, weight)
 
-    return entry(multiply, 10)
+    return entry(multiply, 11)
 
 
 @inlined
@@ -130,9 +133,9 @@ def _set_group(panel: int, column: int, memory: int, weight: NarrowNumbers) -> i
 @inlined
 def _multiply(
     levels: Pointer,
-    two_columns: int,
+    pair_bytes: int,
     rows: Pointer,
-    kept: Pointer,
+    itemsize: int,
     keeps: bool,
     out: Pointer,
     start: int,
@@ -140,10 +143,14 @@ def _multiply(
     place: NarrowPlace,
     weight: NarrowNumbers,
 ) -> None:
-    """Write the products; a panel has so many `levels` for two columns. The depth is in elements."""
+    """Write the products; a panel has so many bytes for a pair of columns. The depth is in elements."""
     numbers, table, bias = float32_at(place.memory), uint8_at(weight.table), float32_at(place.bias)
     num_tiles, depth = tiles_of(place.num_rows), place.depth
     is_kept = keeps and num_tiles > 1
+    ahead, step = weight.data, 0
+    if num_tiles > 1 and place.following >= 0:
+        ahead += place.following * weight.in_features // 2 * pair_bytes
+        step = (pair_bytes + num_tiles - 1) // num_tiles
     for tile in range(num_tiles):
         first, end = share(place.num_rows, tile, num_tiles)
         count, to = end - first, start + first * stride
@@ -152,29 +159,54 @@ def _multiply(
         column = 0
         while column < weight.in_features:
             length = _set_group(place.panel, column, place.memory, weight)
-            at = (place.panel * weight.in_features + column) * two_columns // 2
-            x, unpacked = first * depth + column, column * TILE
+            x = pointer_like(rows, place.x + (first * depth + column) * itemsize)
+            at = weight.data + (place.panel * weight.in_features + column) // 2 * pair_bytes
+            unpacked = pointer_like(rows, place.memory + START + column * TILE * itemsize)
             if is_kept and tile > 0:
                 multiply_levels(
-                    count, length, rows, x, depth, kept, unpacked, table, numbers, out, to, stride
-                )
-            elif is_kept:
-                multiply_and_keep(
                     count,
                     length,
-                    rows,
+                    ahead,
+                    step,
                     x,
                     depth,
-                    levels,
-                    at,
+                    unpacked,
                     table,
                     numbers,
                     out,
                     to,
                     stride,
-                    kept,
+                )
+            elif is_kept:
+                multiply_and_keep(
+                    count,
+                    length,
+                    ahead,
+                    step,
+                    x,
+                    depth,
+                    pointer_like(levels, at),
+                    table,
+                    numbers,
+                    out,
+                    to,
+                    stride,
                     unpacked,
                 )
             else:
-                multiply_levels(count, length, rows, x, depth, levels, at, table, numbers, out, to, stride)
+                multiply_levels(
+                    count,
+                    length,
+                    ahead,
+                    step,
+                    x,
+                    depth,
+                    pointer_like(levels, at),
+                    table,
+                    numbers,
+                    out,
+                    to,
+                    stride,
+                )
+            ahead += length // 2 * step
             column += length

@@ -25,7 +25,7 @@ from kernels.product_chain.levels import (
     unpacking,
 )
 from kernels.product_chain.tile import TILE_ROWS
-from kernels.simd import I32, I64, LANES, intrinsic, lanes_of
+from kernels.simd import I32, I64, LANES, fetch_line, intrinsic, lanes_of
 
 __all__ = ["GROUP_NUMBERS", "TILE", "multiply_and_keep", "multiply_levels"]
 
@@ -35,11 +35,11 @@ def multiply_levels(
     _context: Any,
     num_rows: Any,
     num_columns: Any,
+    ahead: Any,
+    step: Any,
     x: Pointer,
-    x_start: Any,
     x_stride: Any,
     levels: Pointer,
-    levels_start: Any,
     table: Pointer,
     numbers: Pointer,
     out: Pointer,
@@ -48,19 +48,20 @@ def multiply_levels(
 ) -> Any:
     """Add the products of at most TILE_ROWS rows and some columns of a panel, scaled, to `out`.
 
-    `x` is bfloat16 or float32, and `out` float32; starts and strides are in elements. The columns share the
+    `x` is bfloat16 or float32, and `out` float32; its start and strides are in elements. The columns share the
     `numbers` of a group; `levels`, a multiple of a line, are as `line_of` tells and `table` as `unpacking`
     does. A sum takes columns in their order, in bfloat16 in pairs, so a row has the same bits beside any
-    others. In bfloat16, products nearer to zero than 2**-126 count as zero, and so do factors.
+    others. In bfloat16, products nearer to zero than 2**-126 count as zero, and so do factors. With each pair
+    of columns, `step` bytes are prefetched from the address `ahead` on, a cache line at most.
     """
     index = types.intp
-    places = (x, index, index, levels, index, table, numbers, out, index, index)
+    places = (x, index, levels, table, numbers, out, index, index)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _emit(builder, signature, arguments, None)
         return context.get_dummy_value()
 
-    return types.void(index, index, *places), generate
+    return types.void(index, index, index, index, *places), generate
 
 
 @intrinsic
@@ -68,29 +69,28 @@ def multiply_and_keep(
     _context: Any,
     num_rows: Any,
     num_columns: Any,
+    ahead: Any,
+    step: Any,
     x: Pointer,
-    x_start: Any,
     x_stride: Any,
     levels: Pointer,
-    levels_start: Any,
     table: Pointer,
     numbers: Pointer,
     out: Pointer,
     start: Any,
     stride: Any,
     kept: Pointer,
-    kept_start: Any,
 ) -> Any:
     """Do `multiply_levels`, and write what was unpacked to `kept`, bfloat16 or float32 as `x`."""
     index = types.intp
-    places = (x, index, index, levels, index, table, numbers, out, index, index, kept, index)
+    places = (x, index, levels, table, numbers, out, index, index, kept)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *others, kept, kept_start = arguments
-        _emit(builder, signature, others, builder.gep(kept, [kept_start]))
+        *others, kept = arguments
+        _emit(builder, signature, others, kept)
         return context.get_dummy_value()
 
-    return types.void(index, index, *places), generate
+    return types.void(index, index, index, index, *places), generate
 
 
 class _Tile(NamedTuple):
@@ -105,25 +105,28 @@ class _Tile(NamedTuple):
     x: Any  # by the words of its rows
     x_stride: Any
     kept: Any | None
+    ahead: Any
+    step: Any  # of prefetches, by pairs of columns
 
 
 def _emit(builder: Any, signature: Any, arguments: list[Any], kept: Any | None) -> None:
     """Emit the product for up to TILE_ROWS rows."""
-    rows, columns, x, x_start, x_stride, levels, levels_start, table, numbers, out, start, stride = arguments
-    is_pairs = signature.args[2].dtype == types.uint16
-    kind = signature.args[5].dtype
+    rows, columns, ahead, step, x, x_stride, levels, table, numbers, out, start, stride = arguments
+    is_pairs = signature.args[4].dtype == types.uint16
+    kind = signature.args[6].dtype
     line = line_of(kind)
-    words = builder.bitcast(builder.gep(x, [x_start]), I32.as_pointer())
     tile = _Tile(
         unpacking(builder, kind, table, numbers, is_pairs=is_pairs),
-        builder.gep(levels, [levels_start]),
+        levels,
         line.num_elements,
         builder.udiv(columns, ir.Constant(I64, line.num_columns)),
         line.num_columns // 2 if is_pairs else line.num_columns,
         is_pairs,
-        words,
+        builder.bitcast(x, I32.as_pointer()),
         builder.udiv(x_stride, ir.Constant(I64, 2)) if is_pairs else x_stride,
         kept,
+        ahead,
+        step,
     )
     first = builder.bitcast(numbers, FLOATS.as_pointer())
     scales = [builder.load(_nth(builder, first, register), align=4) for register in range(REGISTERS)]
@@ -157,6 +160,7 @@ def _add_lines(builder: Any, tile: _Tile, num_rows: int) -> list[Column]:
     with cgutils.for_range(builder, tile.num_lines) as loop:
         line = builder.gep(tile.levels, [builder.mul(loop.index, ir.Constant(I64, tile.num_elements))])
         first = builder.mul(loop.index, ir.Constant(I64, tile.words))
+        fetch_line(builder, builder.add(tile.ahead, builder.mul(loop.index, tile.step)))
         for number, weights in enumerate(tile.unpack(line)):
             word = builder.add(first, ir.Constant(I64, number))
             if tile.kept is not None:
