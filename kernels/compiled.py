@@ -45,12 +45,13 @@ def inlined(function: _Function) -> _Function:
     return cast("_Function", compiled)
 
 
-def entry(function: Callable[..., None], num_integers: int) -> int:
-    """Compile a function of so many int64; return the address by which kernels call it (`simd.call_at`).
+def entry(function: Callable[[int], None]) -> int:
+    """Compile a function of an address; return its own, by which kernels call it (`simd.call_at`).
 
-    It is for code that few processes need: a kernel that calls another one by its name compiles it too.
+    It is for code that few processes need: a kernel that calls another one by its name compiles that too. It
+    is cached on disk as kernels are, unless it has variables of a function around it.
     """
-    signature = numba.types.void(*[numba.types.int64] * num_integers)
+    signature = numba.types.void(numba.types.int64)
 
     def compile_(_signature: Any) -> Any:
         return numba.cfunc(signature, cache=_FOLDER is not None, **_OPTIONS)(function)
@@ -58,9 +59,8 @@ def entry(function: Callable[..., None], num_integers: int) -> int:
     if _FOLDER is not None:
         lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
         compile_ = _one_process_at_a_time(compile_, lock)
-    compiled = compile_(signature)
-    _ENTRIES.append(compiled)
-    address: int = compiled.address
+    _ENTRIES.append(compile_(signature))
+    address: int = _ENTRIES[-1].address
     return address
 
 

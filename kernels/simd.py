@@ -58,20 +58,22 @@ def pointer_like(_context: Any, pointer: Any, address: Any) -> Any:
 
 
 @intrinsic
-def call_at(_context: Any, address: Any, arguments: Any) -> Any:
-    """Call what `kernels.compiled.entry` has compiled, with integers, and pointers as their addresses."""
+def call_at(_context: Any, address: Any, numbers: Any) -> Any:
+    """Call what `kernels.compiled.entry` has compiled with the address of a tuple of int64 and pointers."""
 
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        address, packed = values
-        numbers = [
-            builder.ptrtoint(one, I64) if isinstance(one.type, ir.PointerType) else one
-            for one in cgutils.unpack_tuple(builder, packed)
-        ]
-        kind = ir.FunctionType(ir.VoidType(), [I64] * len(numbers))
-        builder.call(builder.inttoptr(address, kind.as_pointer()), numbers)
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        address, packed = arguments
+        items = cgutils.unpack_tuple(builder, packed)
+        memory = cgutils.alloca_once(builder, I64, len(items))
+        for index, item in enumerate(items):
+            number = builder.ptrtoint(item, I64) if isinstance(item.type, ir.PointerType) else item
+            builder.store(number, builder.gep(memory, [ir.Constant(I64, index)]))
+        kind = ir.FunctionType(ir.VoidType(), [I64])
+        function = builder.inttoptr(address, kind.as_pointer())
+        builder.call(function, [builder.ptrtoint(memory, I64)])
         return context.get_dummy_value()
 
-    return types.void(types.int64, arguments), generate
+    return types.void(types.int64, numbers), generate
 
 
 @intrinsic

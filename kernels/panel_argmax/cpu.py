@@ -128,13 +128,15 @@ def _take_panel(panel: int, part: int, num_parts: int, call: ArgmaxCall) -> None
     column, at = panel * PANEL, part * TILE_ROWS * PANEL
     num_columns = min(PANEL, call.out_features - column)
     if call.narrow:
-        own = call.own + part * call.own_bytes
-        memory = own + call.num_rows * PANEL * 4
+        own, rows = call.own + part * call.own_bytes, call.num_rows
+        out, memory = float32_at(own), own + rows * PANEL * 4
         following = panel + num_parts if panel + num_parts < call.num_panels else -1
-        place = NarrowPlace(panel, following, call.num_rows, call.levels, call.depth, call.bias, memory)
-        multiply_narrow(call.narrow, place, float32_at(own), 0, PANEL)
-        for row in range(call.num_rows):
-            keep_largest(float32_at(own), row * PANEL, num_columns, column, row, largest, tokens)
+        x, depth, bias = call.levels, call.depth, call.bias
+        multiply_narrow(
+            NarrowPlace(call.narrow, panel, following, rows, x, depth, bias, memory, out, 0, PANEL)
+        )
+        for row in range(rows):
+            keep_largest(out, row * PANEL, num_columns, column, row, largest, tokens)
         return
     num_tiles = tiles_of(call.num_rows)
     ahead, step = fetched(num_tiles, call.panels, panel + num_parts, call.num_panels, call.num_words)

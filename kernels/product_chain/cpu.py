@@ -203,21 +203,25 @@ def _multiply_narrow(
     link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
 ) -> None:
     """Do `_multiply` for a narrow weight."""
-    depth, bias, memory = call.depth, link.bias, place.own + EDGE_BYTES
-    x, column = call.levels + place.start * depth, panel * PANEL
-    width, following = min(PANEL, stride - column), panel + place.num_members
+    weight, bias, depth, own = link.narrow, link.bias, call.depth, place.own
+    x, column, following = call.levels + place.start * depth, panel * PANEL, panel + place.num_members
     if following >= link.num_panels:
         following = -1
+    rows, memory, width = place.num_rows, own + EDGE_BYTES, min(PANEL, stride - column)
     if width == PANEL:
-        rows = NarrowPlace(panel, following, place.num_rows, x, depth, bias, memory)
-        multiply_narrow(link.narrow, rows, out, start + column, stride)
+        at = start + column
+        multiply_narrow(
+            NarrowPlace(weight, panel, following, rows, x, depth, bias, memory, out, at, stride)
+        )
         return
-    edge = float32_at(place.own)
-    for first in range(0, place.num_rows, TILE_ROWS):
-        num_rows = min(TILE_ROWS, place.num_rows - first)
-        rows = NarrowPlace(panel, -1, num_rows, x + first * depth, depth, bias, memory)
-        multiply_narrow(link.narrow, rows, edge, 0, PANEL)
-        for row in range(num_rows):
+    # What would reach beyond a row goes through memory of this thread.
+    edge = float32_at(own)
+    for first in range(0, rows, TILE_ROWS):
+        count = min(TILE_ROWS, rows - first)
+        multiply_narrow(
+            NarrowPlace(weight, panel, -1, count, x + first * depth, depth, bias, memory, edge, 0, PANEL)
+        )
+        for row in range(count):
             copy(width, edge, row * PANEL, out, start + (first + row) * stride + column)
 
 

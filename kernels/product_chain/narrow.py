@@ -29,7 +29,6 @@ from kernels.threads import share
 START = GROUP_NUMBERS * 4
 # Levels of 4 bits, those that have zero points, int8 and e4m3.
 FOUR_BITS, FOUR_BITS_LESS_ZEROS, INT8, FP8 = range(4)
-_LEVELS_AT = (uint32_at, int32_at, int8_at, uint8_at)
 
 
 class NarrowNumbers(NamedTuple):
@@ -47,56 +46,25 @@ class NarrowNumbers(NamedTuple):
 
 
 class NarrowPlace(NamedTuple):
-    """The rows and the panel of a product; `x`, `bias` and memory are addresses."""
+    """A product: the weight, the panel and the rows, and where it goes. All but `out` are numbers."""
 
+    weight: int  # the address of NarrowNumbers
     panel: int
     following: int  # the panel that is prefetched; -1: none
     num_rows: int
-    x: int  # the factors of the first row, bfloat16 or float32
+    x: int  # the address of the first row's factors, bfloat16 or float32
     depth: int  # bytes from one row of `x` to the next
-    bias: int  # [num_panels * TILE] float32
-    memory: int  # of this thread: the numbers of a group, then the panel, once unpacked
+    bias: int  # [num_panels * TILE] float32, by its address
+    memory: int  # the address of this thread's: the numbers of a group, then the panel, once unpacked
+    out: Pointer  # float32
+    start: int  # of the first row
+    stride: int  # elements from one row of `out` to the next
 
 
 @inlined
-def multiply_narrow(address: int, place: NarrowPlace, out: Pointer, start: int, stride: int) -> None:
-    """Write the products of rows and a panel of the NarrowNumbers at an address, with their bias.
-
-    They go to `out`, float32, from `start` on; a row of it has `stride` elements.
-    """
-    panel, following, num_rows, x, depth, bias, memory = place
-    numbers = (address, panel, following, num_rows, x, depth, bias, memory, out, start, stride)
-    call_at(int64_at(address)[0], numbers)
-
-
-@cache
-def product_of(kind: int, *, is_pairs: bool) -> int:
-    """Return the address of what multiplies levels of a kind by rows in bfloat16, or in float32."""
-    levels_at, rows_at = _LEVELS_AT[kind], bfloat16_at if is_pairs else float32_at
-    pair_bytes = TILE if kind in {FOUR_BITS, FOUR_BITS_LESS_ZEROS} else 2 * TILE
-    itemsize = 2 if is_pairs else 4
-    # Looking up a level of 4 bits again is faster than reading what was kept.
-    keeps = kind != FOUR_BITS
-
-    def multiply(
-        address: int,
-        panel: int,
-        following: int,
-        num_rows: int,
-        x: int,
-        depth: int,
-        bias: int,
-        memory: int,
-        out: int,
-        start: int,
-        stride: int,
-    ) -> None:
-        weight = _weight(address)
-        place = NarrowPlace(panel, following, num_rows, x, depth // itemsize, bias, memory)
-        levels, rows = levels_at(weight.data), rows_at(x)
-        _multiply(levels, pair_bytes, rows, itemsize, keeps, float32_at(out), start, stride, place, weight)
-
-    return entry(multiply, 11)
+def multiply_narrow(place: NarrowPlace) -> None:
+    """Write the products of rows and a panel, with their bias."""
+    call_at(int64_at(place.weight)[0], place)
 
 
 @inlined
@@ -126,26 +94,36 @@ def _set_group(panel: int, column: int, memory: int, weight: NarrowNumbers) -> i
         copy(TILE, float32_at(weight.scales), at, float32_at(memory), 0)
     zeros = int32_at(memory)
     for channel in range(TILE):
-        zeros[ZERO_POINTS + channel] = int8_at(weight.zero_points)[at + channel] if weight.zero_points else 0
+        zero = int8_at(weight.zero_points)[at + channel] if weight.zero_points else 0
+        zeros[ZERO_POINTS + channel] = zero
     return min(weight.in_features, (group + 1) * weight.group_size) - column
 
 
 @inlined
-def _multiply(
-    levels: Pointer,
-    pair_bytes: int,
-    rows: Pointer,
-    itemsize: int,
-    keeps: bool,
-    out: Pointer,
-    start: int,
-    stride: int,
-    place: NarrowPlace,
-    weight: NarrowNumbers,
-) -> None:
-    """Write the products; a panel has so many bytes for a pair of columns. The depth is in elements."""
+def _place(address: int) -> NarrowPlace:
+    numbers = int64_at(address)
+    return NarrowPlace(
+        numbers[0],
+        numbers[1],
+        numbers[2],
+        numbers[3],
+        numbers[4],
+        numbers[5],
+        numbers[6],
+        numbers[7],
+        float32_at(numbers[8]),
+        numbers[9],
+        numbers[10],
+    )
+
+
+@inlined
+def _multiply(levels: Pointer, pair_bytes: int, rows: Pointer, itemsize: int, keeps: bool, call: int) -> None:
+    """Write the products of a NarrowPlace; pointers tell types, and a panel has so many bytes a pair."""
+    place = _place(call)
+    weight = _weight(place.weight)
     numbers, table, bias = float32_at(place.memory), uint8_at(weight.table), float32_at(place.bias)
-    num_tiles, depth = tiles_of(place.num_rows), place.depth
+    num_tiles, depth = tiles_of(place.num_rows), place.depth // itemsize
     is_kept = keeps and num_tiles > 1
     ahead, step = weight.data, 0
     if num_tiles > 1 and place.following >= 0:
@@ -153,9 +131,9 @@ def _multiply(
         step = (pair_bytes + num_tiles - 1) // num_tiles
     for tile in range(num_tiles):
         first, end = share(place.num_rows, tile, num_tiles)
-        count, to = end - first, start + first * stride
+        count, to = end - first, place.start + first * place.stride
         for row in range(count):
-            copy(TILE, bias, place.panel * TILE, out, to + row * stride)
+            copy(TILE, bias, place.panel * TILE, place.out, to + row * place.stride)
         column = 0
         while column < weight.in_features:
             length = _set_group(place.panel, column, place.memory, weight)
@@ -173,9 +151,9 @@ def _multiply(
                     unpacked,
                     table,
                     numbers,
-                    out,
+                    place.out,
                     to,
-                    stride,
+                    place.stride,
                 )
             elif is_kept:
                 multiply_and_keep(
@@ -188,9 +166,9 @@ def _multiply(
                     pointer_like(levels, at),
                     table,
                     numbers,
-                    out,
+                    place.out,
                     to,
-                    stride,
+                    place.stride,
                     unpacked,
                 )
             else:
@@ -204,9 +182,58 @@ def _multiply(
                     pointer_like(levels, at),
                     table,
                     numbers,
-                    out,
+                    place.out,
                     to,
-                    stride,
+                    place.stride,
                 )
             ahead += length // 2 * step
             column += length
+
+
+def _pairs_of_four_bits(call: int) -> None:
+    # Looking up a level of 4 bits again is faster than reading what was kept.
+    _multiply(uint32_at(0), TILE, bfloat16_at(0), 2, False, call)
+
+
+def _pairs_less_zeros(call: int) -> None:
+    _multiply(int32_at(0), TILE, bfloat16_at(0), 2, True, call)
+
+
+def _pairs_of_int8(call: int) -> None:
+    _multiply(int8_at(0), 2 * TILE, bfloat16_at(0), 2, True, call)
+
+
+def _pairs_of_fp8(call: int) -> None:
+    _multiply(uint8_at(0), 2 * TILE, bfloat16_at(0), 2, True, call)
+
+
+def _floats_of_four_bits(call: int) -> None:
+    _multiply(uint32_at(0), TILE, float32_at(0), 4, False, call)
+
+
+def _floats_less_zeros(call: int) -> None:
+    _multiply(int32_at(0), TILE, float32_at(0), 4, True, call)
+
+
+def _floats_of_int8(call: int) -> None:
+    _multiply(int8_at(0), 2 * TILE, float32_at(0), 4, True, call)
+
+
+def _floats_of_fp8(call: int) -> None:
+    _multiply(uint8_at(0), 2 * TILE, float32_at(0), 4, True, call)
+
+
+# By the kind of levels, for rows in bfloat16 and in float32.
+_PRODUCTS = {
+    FOUR_BITS: (_pairs_of_four_bits, _floats_of_four_bits),
+    FOUR_BITS_LESS_ZEROS: (_pairs_less_zeros, _floats_less_zeros),
+    INT8: (_pairs_of_int8, _floats_of_int8),
+    FP8: (_pairs_of_fp8, _floats_of_fp8),
+}
+
+
+@cache
+def product_of(kind: int, *, is_pairs: bool) -> int:
+    """Return the address of what multiplies levels of a kind by rows in bfloat16, or in float32."""
+    pairs, floats = _PRODUCTS[kind]
+    return entry(pairs if is_pairs else floats)

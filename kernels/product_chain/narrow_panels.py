@@ -27,7 +27,7 @@ from kernels.quantization.shapes import num_bytes
 from kernels.simd import LANES
 from kernels.weight_only_linear.tiles import group_size_of, scales_of, tiled
 
-_PANELS_AT_ONCE = 16  # as they are packed, which limits the memory for it
+_PANELS_AT_ONCE = 4  # as they are packed, which limits the memory for it
 
 
 @dataclass(frozen=True, slots=True)
