@@ -56,10 +56,11 @@ def entry(function: Callable[[int], None]) -> int:
     def compile_(_signature: Any) -> Any:
         return numba.cfunc(signature, cache=_FOLDER is not None, **_OPTIONS)(function)
 
-    if _FOLDER is not None:
+    if _FOLDER is None:
+        _ENTRIES.append(compile_(signature))
+    else:
         lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
-        compile_ = _one_process_at_a_time(compile_, lock)
-    _ENTRIES.append(compile_(signature))
+        _ENTRIES.append(_one_process_at_a_time(compile_, lock)(signature))
     address: int = _ENTRIES[-1].address
     return address
 

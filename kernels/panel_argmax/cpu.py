@@ -15,7 +15,7 @@ from kernels.product_chain.tile import (
     multiply_pairs,
     tiles_of,
 )
-from kernels.simd import bfloat16_at, float32_at, int8_at, int32_at, int64_at, load, store, uint8_at
+from kernels.simd import bfloat16_at, float32_at, int8_at, int32_at, int64_at, uint8_at
 from kernels.threads import fork, share, take_next
 
 

@@ -210,9 +210,7 @@ def _multiply_narrow(
     rows, memory, width = place.num_rows, own + EDGE_BYTES, min(PANEL, stride - column)
     if width == PANEL:
         at = start + column
-        multiply_narrow(
-            NarrowPlace(weight, panel, following, rows, x, depth, bias, memory, out, at, stride)
-        )
+        multiply_narrow(NarrowPlace(weight, panel, following, rows, x, depth, bias, memory, out, at, stride))
         return
     # What would reach beyond a row goes through memory of this thread.
     edge = float32_at(own)

@@ -11,8 +11,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from kernels.compiled import has_feature
 from kernels.simd import F32, I32, I64, LANES, lanes_of
 
+# Whether this processor runs what is emitted; pairs need its products of bfloat16 besides.
+UNPACKS = has_feature("avx512bw")
 TILE = 64  # the output channels of a panel
 REGISTERS = TILE // LANES
 # What lies in memory for a group of columns: float32 scales, and int32 zero points.
@@ -33,14 +36,14 @@ Column = list[Any]
 Unpack = Callable[[Any], Iterator[Column]]
 
 
-class Line(NamedTuple):
+class LevelLine(NamedTuple):
     """Levels that are unpacked together: whole columns of a panel."""
 
     num_elements: int  # of their type
     num_columns: int
 
 
-def line_of(levels: Any) -> Line:
+def line_of(levels: Any) -> LevelLine:
     """Return how levels of a Numba type lie.
 
     Levels of 4 bits are uint32, or int32 if they have zero points; int8 are int8, and e4m3 uint8. What is
@@ -48,8 +51,8 @@ def line_of(levels: Any) -> Line:
     words: the lower half has the levels of the first column, of each register's channel.
     """
     if levels in {types.uint32, types.int32}:
-        return Line(LANES, 2)
-    return Line(TILE, 1) if levels == types.float32 else Line(2 * TILE, 2)
+        return LevelLine(LANES, 2)
+    return LevelLine(TILE, 1) if levels == types.float32 else LevelLine(2 * TILE, 2)
 
 
 def unpacking(builder: Any, levels: Any, table: Any, numbers: Any, *, is_pairs: bool) -> Unpack:
@@ -59,17 +62,14 @@ def unpacking(builder: Any, levels: Any, table: Any, numbers: Any, *, is_pairs: 
     15 and then -16 to -1 if there are zero points; of e4m3, to the bfloat16 of 0 to 7, four times. `numbers`
     are those of the group.
     """
-    zeros = None
-    if levels in {types.int32, types.int8}:
-        words = builder.bitcast(numbers, I32.as_pointer())
-        first = builder.gep(words, [ir.Constant(I64, ZERO_POINTS)])
-        zeros = [_load(builder, first, WORDS, register) for register in range(REGISTERS)]
-    if levels in {types.uint32, types.int32} and is_pairs:
-        return _pairs_of_four_bits(builder, _load(builder, table, _HALVES), zeros)
     if levels in {types.uint32, types.int32}:
+        zeros = _zero_points(builder, numbers) if levels == types.int32 else None
+        if is_pairs:
+            return _pairs_of_four_bits(builder, _load(builder, table, _HALVES), zeros)
         return _floats_of_four_bits(builder, _load(builder, table, FLOATS), zeros)
     if levels == types.int8:
-        return _pairs_of_int8(builder, zeros) if is_pairs else _floats_of_int8(builder, zeros)
+        emit = _pairs_of_int8 if is_pairs else _floats_of_int8
+        return emit(builder, _zero_points(builder, numbers))
     if levels == types.uint8:
         return _fp8(builder, _load(builder, table, _HALVES), is_pairs=is_pairs)
     kind = WORDS if is_pairs else FLOATS
@@ -80,6 +80,12 @@ def called(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     """Emit the call of one of LLVM's own functions."""
     kind = ir.FunctionType(result, [one.type for one in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _zero_points(builder: Any, numbers: Any) -> Column:
+    words = builder.bitcast(numbers, I32.as_pointer())
+    first = builder.gep(words, [ir.Constant(I64, ZERO_POINTS)])
+    return [_load(builder, first, WORDS, register) for register in range(REGISTERS)]
 
 
 def _pairs_of_four_bits(builder: Any, table: Any, zeros: Column | None) -> Unpack:

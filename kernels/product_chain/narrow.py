@@ -71,15 +71,15 @@ def multiply_narrow(place: NarrowPlace) -> None:
 def _weight(address: int) -> NarrowNumbers:
     numbers = int64_at(address)
     return NarrowNumbers(
-        numbers[0],
-        numbers[1],
-        numbers[2],
-        numbers[3],
-        numbers[4] != 0,
-        numbers[5],
-        numbers[6],
-        numbers[7],
-        numbers[8],
+        product=numbers[0],
+        data=numbers[1],
+        table=numbers[2],
+        scales=numbers[3],
+        is_bfloat16_scales=numbers[4] != 0,
+        zero_points=numbers[5],
+        group_size=numbers[6],
+        num_groups=numbers[7],
+        in_features=numbers[8],
     )
 
 
@@ -103,23 +103,26 @@ def _set_group(panel: int, column: int, memory: int, weight: NarrowNumbers) -> i
 def _place(address: int) -> NarrowPlace:
     numbers = int64_at(address)
     return NarrowPlace(
-        numbers[0],
-        numbers[1],
-        numbers[2],
-        numbers[3],
-        numbers[4],
-        numbers[5],
-        numbers[6],
-        numbers[7],
-        float32_at(numbers[8]),
-        numbers[9],
-        numbers[10],
+        weight=numbers[0],
+        panel=numbers[1],
+        following=numbers[2],
+        num_rows=numbers[3],
+        x=numbers[4],
+        depth=numbers[5],
+        bias=numbers[6],
+        memory=numbers[7],
+        out=float32_at(numbers[8]),
+        start=numbers[9],
+        stride=numbers[10],
     )
 
 
 @inlined
 def _multiply(levels: Pointer, pair_bytes: int, rows: Pointer, itemsize: int, keeps: bool, call: int) -> None:
-    """Write the products of a NarrowPlace; pointers tell types, and a panel has so many bytes a pair."""
+    """Write the products of the NarrowPlace at an address; a panel has so many bytes for a pair of columns.
+
+    `levels` and `rows` tell the types of pointers only. With `keeps`, the first tile keeps what it unpacks.
+    """
     place = _place(call)
     weight = _weight(place.weight)
     numbers, table, bias = float32_at(place.memory), uint8_at(weight.table), float32_at(place.bias)
@@ -191,7 +194,7 @@ def _multiply(levels: Pointer, pair_bytes: int, rows: Pointer, itemsize: int, ke
 
 
 def _pairs_of_four_bits(call: int) -> None:
-    # Looking up a level of 4 bits again is faster than reading what was kept.
+    # Looking up a level of 4 bits again takes no longer than reading what was kept.
     _multiply(uint32_at(0), TILE, bfloat16_at(0), 2, False, call)
 
 

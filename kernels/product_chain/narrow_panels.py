@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels import compiled
 from kernels.product_chain.factors import FACTOR_BYTES, FLOATS, IS_WIDENED, PAIRS
+from kernels.product_chain.levels import UNPACKS
 from kernels.product_chain.narrow import (
     FOUR_BITS,
     FOUR_BITS_LESS_ZEROS,
@@ -85,8 +85,7 @@ def addresses(weight: PanelWeight | NarrowPanels) -> tuple[int, int, int, int]:
 
 def unpacks(dtype: torch.dtype) -> bool:
     """Return whether narrow weights run in chains here, for rows in bfloat16 or float32."""
-    has_levels = compiled.has_feature("avx512bw")
-    return has_levels and (dtype == torch.float32 or (dtype == torch.bfloat16 and not IS_WIDENED))
+    return UNPACKS and (dtype == torch.float32 or (dtype == torch.bfloat16 and not IS_WIDENED))
 
 
 def pack_narrow(
@@ -160,8 +159,8 @@ def _data(weight: QuantizedWeight) -> Tensor:
     words = torch.empty(-(-rows // PANEL), columns // 2, LANES, 4, dtype=torch.uint8)
     for first in range(0, len(words), _PANELS_AT_ONCE):
         some = weight.packed[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL]
-        # By columns, their pairs, and the two bytes of half a word, each of two channels.
-        levels = tiled(unpack_nibbles(some)).unflatten(2, (2, 2, LANES)).unflatten(1, (-1, 2))
+        # By pairs, their columns, and the two bytes of half a word, each of two channels.
+        levels = tiled(unpack_nibbles(some)).view(-1, columns // 2, 2, 2, 2, LANES)
         low, high = levels.unbind(4)
         words[first : first + len(levels)] = (low | (high << 4)).flatten(2, 3).transpose(2, 3)
     return words.view(torch.int32).squeeze(3)

@@ -14,11 +14,10 @@ from numba.core import cgutils
 from kernels.compiled import Pointer
 from kernels.product_chain.levels import (
     FLOATS,
-    GROUP_NUMBERS,
     REGISTERS,
-    TILE,
     WORDS,
     Column,
+    LevelLine,
     Unpack,
     called,
     line_of,
@@ -26,8 +25,6 @@ from kernels.product_chain.levels import (
 )
 from kernels.product_chain.tile import TILE_ROWS
 from kernels.simd import I32, I64, LANES, fetch_line, intrinsic, lanes_of
-
-__all__ = ["GROUP_NUMBERS", "TILE", "multiply_and_keep", "multiply_levels"]
 
 
 @intrinsic
@@ -48,8 +45,8 @@ def multiply_levels(
 ) -> Any:
     """Add the products of at most TILE_ROWS rows and some columns of a panel, scaled, to `out`.
 
-    `x` is bfloat16 or float32, and `out` float32; its start and strides are in elements. The columns share the
-    `numbers` of a group; `levels`, a multiple of a line, are as `line_of` tells and `table` as `unpacking`
+    `x` is bfloat16 or float32, and `out` float32; its start and the strides are in elements. The columns, an
+    even number, share the `numbers` of a group. `levels` are as `line_of` tells, and `table` as `unpacking`
     does. A sum takes columns in their order, in bfloat16 in pairs, so a row has the same bits beside any
     others. In bfloat16, products nearer to zero than 2**-126 count as zero, and so do factors. With each pair
     of columns, `step` bytes are prefetched from the address `ahead` on, a cache line at most.
@@ -98,9 +95,8 @@ class _Tile(NamedTuple):
 
     unpack: Unpack
     levels: Any
-    num_elements: int  # of a line
+    line: LevelLine
     num_lines: Any
-    words: int  # of 4 bytes that a line has of a row's factors
     is_pairs: bool
     x: Any  # by the words of its rows
     x_stride: Any
@@ -118,9 +114,8 @@ def _emit(builder: Any, signature: Any, arguments: list[Any], kept: Any | None) 
     tile = _Tile(
         unpacking(builder, kind, table, numbers, is_pairs=is_pairs),
         levels,
-        line.num_elements,
+        line,
         builder.udiv(columns, ir.Constant(I64, line.num_columns)),
-        line.num_columns // 2 if is_pairs else line.num_columns,
         is_pairs,
         builder.bitcast(x, I32.as_pointer()),
         builder.udiv(x_stride, ir.Constant(I64, 2)) if is_pairs else x_stride,
@@ -129,14 +124,15 @@ def _emit(builder: Any, signature: Any, arguments: list[Any], kept: Any | None) 
         step,
     )
     first = builder.bitcast(numbers, FLOATS.as_pointer())
-    scales = [builder.load(_nth(builder, first, register), align=4) for register in range(REGISTERS)]
     end = builder.append_basic_block("levels_end")
     switch = builder.switch(rows, end)
     for count in range(1, TILE_ROWS + 1):
         block = builder.append_basic_block(f"levels_{count}")
         switch.add_case(ir.Constant(rows.type, count), block)
         builder.position_at_end(block)
-        for row, sums in enumerate(_add_lines(builder, tile, count)):
+        totals = _add_lines(builder, tile, count)
+        scales = [builder.load(_nth(builder, first, register), align=4) for register in range(REGISTERS)]
+        for row, sums in enumerate(totals):
             at = builder.add(start, builder.mul(stride, ir.Constant(I64, row)))
             place = builder.bitcast(builder.gep(out, [at]), FLOATS.as_pointer())
             for register, (total, scale) in enumerate(zip(sums, scales, strict=True)):
@@ -158,9 +154,12 @@ def _add_lines(builder: Any, tile: _Tile, num_rows: int) -> list[Column]:
         for total in row:
             builder.store(ir.Constant(FLOATS, None), total)
     with cgutils.for_range(builder, tile.num_lines) as loop:
-        line = builder.gep(tile.levels, [builder.mul(loop.index, ir.Constant(I64, tile.num_elements))])
-        first = builder.mul(loop.index, ir.Constant(I64, tile.words))
-        fetch_line(builder, builder.add(tile.ahead, builder.mul(loop.index, tile.step)))
+        line = builder.gep(tile.levels, [builder.mul(loop.index, ir.Constant(I64, tile.line.num_elements))])
+        num_words = tile.line.num_columns // (2 if tile.is_pairs else 1)
+        first = builder.mul(loop.index, ir.Constant(I64, num_words))
+        columns = builder.mul(loop.index, ir.Constant(I64, tile.line.num_columns))
+        pair = builder.lshr(columns, ir.Constant(I64, 1))
+        fetch_line(builder, builder.add(tile.ahead, builder.mul(pair, tile.step)))
         for number, weights in enumerate(tile.unpack(line)):
             word = builder.add(first, ir.Constant(I64, number))
             if tile.kept is not None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numba
 import pytest
+import torch
 
 from kernels import compiled
+from kernels.simd import call_at, float32_at, int64_at
 
 ROOT = Path(compiled.__file__).parent.parent
 
@@ -43,6 +45,37 @@ def test_of_processes_that_start_together_one_compiles_and_the_others_load(tmp_p
         process.join()
         assert process.exitcode == 0
     assert sorted(answers.get() for _ in processes) == [False, False, True]
+
+
+def double_at(address: int) -> None:
+    numbers = int64_at(address)
+    float32_at(numbers[0])[numbers[1]] *= 2
+
+
+def call_entry(folder: Path, answers: "multiprocessing.SimpleQueue[bool]") -> None:
+    compiled._FOLDER = folder
+    vars(numba.config)["CACHE_DIR"] = str(folder)
+    address = compiled.entry(double_at)
+
+    @numba.njit
+    def call(address: int, place: int, index: int) -> None:
+        call_at(address, (float32_at(place), index))
+
+    numbers = torch.tensor([1.5, 2.5])
+    call(address, numbers.data_ptr(), 1)
+    assert numbers.tolist() == [1.5, 5]
+    answers.put(compiled._ENTRIES[-1].cache_hits == 1)
+
+
+def test_what_kernels_call_by_its_address_is_loaded_once_it_was_compiled(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.SimpleQueue()
+    for _ in range(2):
+        process = spawn.Process(target=call_entry, args=(tmp_path, answers))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    assert [answers.get(), answers.get()] == [False, True]
 
 
 def test_a_cpu_kernel_is_made_of_declared_sources_only() -> None:

@@ -1,8 +1,6 @@
-import torch
-
-from kernels.product_chain import unpacks
 from kernels.product_chain.factors import IS_WIDENED
 from tests.kernels.mutation import Mutation, Table
+from tests.kernels.product_chain.narrow_mutations import NARROW_TABLES
 
 TESTS = "product_chain/test_product_chain.py"
 
@@ -220,86 +218,5 @@ TABLES = (
             ),
         ),
     ),
-    Table(
-        "product_chain/narrow.py",
-        "product_chain/test_narrow.py",
-        (
-            Mutation(
-                "one group of all columns", "group_size=numbers[7]", "group_size=numbers[9]", only="int4"
-            ),
-            Mutation(
-                "every panel is the first",
-                "start, depth = start_run(panel, column",
-                "start, depth = start_run(0, column",
-            ),
-            Mutation(
-                "levels without their table",
-                "unpacked = float32_at(memory), memory + START\n    set_table(factors, call)\n",
-                "unpacked = float32_at(memory), memory + START\n",
-                only="int4-64",
-            ),
-            Mutation(
-                "pairs of all groups in one place",
-                "bfloat16_at(unpacked), column * TILE)",
-                "bfloat16_at(unpacked), 0)",
-                only="bf16 and int4-32",
-            ),
-            Mutation(
-                "floats of all groups in one place",
-                "float32_at(unpacked), column * TILE)",
-                "float32_at(unpacked), 0)",
-                only="f32 and int4-32",
-            ),
-            Mutation(
-                "the odd column is left out", "if even < depth:", "if even > depth:", only="odd and bf16"
-            ),
-            Mutation(
-                "int8 as fp8",
-                "elif kind == INT8:\n        _unpack(",
-                "elif kind == FP8:\n        _unpack(",
-                only="int8 or fp8",
-            ),
-            Mutation(
-                "few rows: odd columns too",
-                "in_features % 2 == 0",
-                "in_features % 2 < 2",
-                only="odd and bf16",
-            ),
-            Mutation(
-                "few rows: every panel is the first",
-                "start, length = start_run(panel, column",
-                "start, length = start_run(0, column",
-            ),
-            Mutation(
-                "few rows: each group has the first columns",
-                "factors, pairs, column, stride",
-                "factors, pairs, 0, stride",
-                only="bf16 and int4-32",
-            ),
-            Mutation(
-                "few rows: int8 as fp8",
-                "elif kind == INT8:\n        _multiply(",
-                "elif kind == FP8:\n        _multiply(",
-                only="int8 or fp8",
-            ),
-        ),
-        runs_here=unpacks(torch.bfloat16),
-    ),
-    Table(
-        "weight_only_linear/unpack.py",
-        "product_chain/test_narrow.py",
-        (
-            Mutation(
-                "pairs are written over each other",
-                "builder.lshr(at, ir.Constant(I64, 1))",
-                "builder.lshr(at, ir.Constant(I64, 2))",
-                only="bf16",
-            ),
-            Mutation(
-                "three rows at most", "MOST_ROWS_OF_PAIRS, is_pairs=True", "3, is_pairs=True", only="bf16"
-            ),
-            Mutation("two columns change places", "[second, first]", "[first, second]", only="bf16"),
-        ),
-        runs_here=unpacks(torch.bfloat16),
-    ),
+    *NARROW_TABLES,
 )

@@ -230,8 +230,8 @@ TABLES = (
             ),
             Mutation(
                 "few rows: two at most",
-                "MOST_DIRECT_ROWS, is_pairs=False",
-                "2, is_pairs=False",
+                "range(1, MOST_DIRECT_ROWS + 1)",
+                "range(1, 3)",
                 only="reference and int4-64",
             ),
             Mutation("fp8: the sign is an exponent", "0xBFFF", "0xFFFF", only="worth"),
