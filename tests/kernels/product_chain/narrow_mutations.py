@@ -65,12 +65,6 @@ NARROW_TABLES = (
                 "copy(TILE, bias, 0,",
                 only="as_they_are and nf4",
             ),
-            Mutation(
-                "the panel after is multiplied",
-                "call_at(int64_at(place.weight)[0], place)",
-                "call_at(int64_at(place.weight)[0], place._replace(panel=place.panel ^ 1))",
-                only="as_they_are and nf4",
-            ),
         ),
         runs_here=unpacks(torch.bfloat16),
     ),
