@@ -18,7 +18,7 @@ from kernels.product_chain.narrow import (
     product_of,
 )
 from kernels.product_chain.panels import PanelWeight
-from kernels.product_chain.tile import PANEL, WORD
+from kernels.product_chain.tile import PANEL
 from kernels.quantization import Fp8Weight, Int4Weight, Int8Weight, Nf4Weight, QuantizedWeight
 from kernels.quantization.int4 import MIDDLE
 from kernels.quantization.nf4 import LEVELS
@@ -72,7 +72,7 @@ class NarrowPanels:
     @property
     def own_bytes(self) -> int:
         """The bytes that a thread needs for a panel."""
-        return START + self.num_words * PANEL * WORD
+        return START + self.depth * PANEL
 
 
 def addresses(weight: PanelWeight | NarrowPanels) -> tuple[int, int, int, int]:
@@ -83,22 +83,21 @@ def addresses(weight: PanelWeight | NarrowPanels) -> tuple[int, int, int, int]:
     return weight.panels.data_ptr(), offsets, scales, 0
 
 
-def unpacks(dtype: torch.dtype) -> bool:
-    """Return whether narrow weights run in chains here, for rows in bfloat16 or float32."""
-    return UNPACKS and (dtype == torch.float32 or (dtype == torch.bfloat16 and not IS_WIDENED))
-
-
 def pack_narrow(
     weight: QuantizedWeight, bias: Tensor | None = None, *, dtype: torch.dtype
 ) -> NarrowPanels | None:
-    """Pack a weight of any format and its bias for rows in `dtype`; None if groups have odd columns."""
+    """Pack a weight of any format and its bias for rows in bfloat16 or float32.
+
+    Returns None if the number of columns, or of a group's, is odd, and on a processor that cannot unpack it.
+    """
     out_features, in_features = weight.shape
-    group_size, scales, zero_points = group_size_of(weight), tiled(scales_of(weight)), None
-    if group_size % 2 or in_features % 2:
+    group_size, zero_points = group_size_of(weight), None
+    if not UNPACKS or group_size % 2 or in_features % 2:
         return None
+    scales = tiled(scales_of(weight))
     if isinstance(weight, Int4Weight | Int8Weight) and weight.zero_points is not None:
         zero_points = tiled(weight.zero_points.view(out_features, -1).to(torch.int8))
-    kind, is_pairs = _kind(weight), dtype == torch.bfloat16
+    kind, is_pairs = _kind(weight), dtype == torch.bfloat16 and not IS_WIDENED
     data, table = _data(weight), _table(weight, is_pairs=is_pairs)
     numbers = NarrowNumbers(
         product=product_of(kind, is_pairs=is_pairs),
@@ -118,7 +117,7 @@ def pack_narrow(
         zero_points=zero_points,
         table=table,
         numbers=torch.tensor(numbers),
-        format=PAIRS if is_pairs else FLOATS,
+        format=FLOATS if dtype == torch.float32 else PAIRS,
         bias=torch.zeros(len(data) * PANEL) if bias is None else F.pad(bias.float(), (0, more)),
         in_features=in_features,
         out_features=out_features,

@@ -1,8 +1,6 @@
 """What must not go unnoticed in the products of narrow weights."""
 
-import torch
-
-from kernels.product_chain import unpacks
+from kernels.product_chain import UNPACKS
 from tests.kernels.mutation import Mutation, Table
 
 NARROW_TESTS = "product_chain/test_narrow.py"
@@ -66,7 +64,7 @@ NARROW_TABLES = (
                 only="as_they_are and nf4",
             ),
         ),
-        runs_here=unpacks(torch.bfloat16),
+        runs_here=UNPACKS,
     ),
     Table(
         "product_chain/narrow_tile.py",
@@ -109,7 +107,7 @@ NARROW_TABLES = (
                 only="as_they_are and fp8",
             ),
         ),
-        runs_here=unpacks(torch.bfloat16),
+        runs_here=UNPACKS,
     ),
     Table(
         "product_chain/levels.py",
@@ -156,7 +154,7 @@ NARROW_TABLES = (
             ),
             Mutation("fp8: small levels as others", "_halves(8 << 4)", "_halves(7 << 4)", only="worth"),
         ),
-        runs_here=unpacks(torch.bfloat16),
+        runs_here=UNPACKS,
     ),
     Table(
         "product_chain/cpu.py",
@@ -175,7 +173,7 @@ NARROW_TABLES = (
                 only="stand_beside",
             ),
         ),
-        runs_here=unpacks(torch.bfloat16),
+        runs_here=UNPACKS,
     ),
     Table(
         "simd.py",
@@ -188,6 +186,6 @@ NARROW_TABLES = (
                 only="as_they_are and nf4",
             ),
         ),
-        runs_here=unpacks(torch.bfloat16),
+        runs_here=UNPACKS,
     ),
 )

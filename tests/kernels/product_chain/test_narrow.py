@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.panel_argmax import panel_argmax
 from kernels.product_chain import (
+    UNPACKS,
     After,
     Chain,
     Link,
@@ -17,8 +18,8 @@ from kernels.product_chain import (
     pack_narrow,
     pack_panels,
     run_chain,
-    unpacks,
 )
+from kernels.product_chain.factors import IS_WIDENED
 from kernels.quantization import (
     Fp8Weight,
     Nf4Weight,
@@ -32,11 +33,8 @@ from kernels.quantization.nibbles import unpack_nibbles
 from kernels.testing import assert_matches
 from kernels.weight_only_linear.cases import FORMATS
 
-DTYPES = [
-    pytest.param(dtype, marks=pytest.mark.skipif(not unpacks(dtype), reason="not unpacked here"), id=name)
-    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16))
-]
-in_every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+pytestmark = pytest.mark.skipif(not UNPACKS, reason="a processor that does not unpack levels")
+in_every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 # The last panel is not whole.
 OUT_FEATURES, IN_FEATURES = 150, 256
 
@@ -48,11 +46,11 @@ def narrow(weight: QuantizedWeight, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def product(x: Tensor, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
-    """Return the product in float64 of what is multiplied: rows and the 16 values of NF4 are rounded."""
+    """Return the product in float64 of what is multiplied: rows are rounded, and NF4 beside bfloat16."""
     values = weight.dequantize().double()
     if isinstance(weight, Nf4Weight):
         scales = weight.scales.dequantize() if isinstance(weight.scales, NestedScales) else weight.scales
-        table = torch.tensor(LEVELS).to(dtype).double()
+        table = torch.tensor(LEVELS).to(torch.float32 if IS_WIDENED else dtype).double()
         values = table[unpack_nibbles(weight.packed).long()] * scales.double().repeat_interleave(BLOCK, 1)
     return x.to(dtype).double() @ values.T
 

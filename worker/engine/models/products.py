@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.device import converts_fp8
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.int8_linear import is_exact
-from kernels.product_chain import is_available, pack_narrow, pack_panels, unpacks
+from kernels.product_chain import is_available, pack_narrow, pack_panels
 from kernels.quantization import (
     Fp8Weight,
     Int4Weight,
@@ -112,10 +112,8 @@ class Products:
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
         if self.eight_bits is not None and isinstance(weight, Int8Weight) and (is_available() or is_exact()):
             return int8_projection(weight, bias, self.activation_dtype)
-        if self._in_chains and unpacks(self.dtype):
-            narrow = pack_narrow(weight, bias, dtype=self.dtype)
-            if narrow is not None:
-                return ChainedLinear(narrow)
+        if self._in_chains and (narrow := pack_narrow(weight, bias, dtype=self.dtype)) is not None:
+            return ChainedLinear(narrow)
         return WeightOnlyLinear(pack_tiled_weight(weight, bias), self.dtype if self._in_chains else None)
 
     def make_experts(
