@@ -89,8 +89,11 @@ def pack_narrow(
     """Pack a weight of any format and its bias for rows in bfloat16 or float32.
 
     Returns None if the number of columns, or of a group's, is odd, and on a processor that cannot unpack it.
+    Raises ValueError when the bias does not fit.
     """
     out_features, in_features = weight.shape
+    if bias is not None and tuple(bias.shape) != (out_features,):
+        raise ValueError(f"pack_narrow: the bias is {tuple(bias.shape)}, not {(out_features,)}")
     group_size, zero_points = group_size_of(weight), None
     if not UNPACKS or group_size % 2 or in_features % 2:
         return None

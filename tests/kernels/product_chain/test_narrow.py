@@ -94,6 +94,12 @@ def test_odd_columns_are_not_taken(dtype: torch.dtype, generator: torch.Generato
     assert pack_narrow(quantize_fp8(weight[:, :6]), dtype=dtype) is not None
 
 
+def test_a_bias_of_another_length_is_refused(generator: torch.Generator) -> None:
+    weight = quantize_int8(torch.randn(70, 64, generator=generator))
+    with pytest.raises(ValueError, match=r"pack_narrow: the bias is \(69,\), not \(70,\)"):
+        pack_narrow(weight, torch.zeros(69), dtype=torch.float32)
+
+
 @in_every_dtype
 @pytest.mark.parametrize("has_zeros", [False, True])
 def test_narrow_links_stand_beside_others_and_a_row_has_the_same_bits_in_any_batch(
