@@ -32,7 +32,6 @@ class ArgmaxCall(NamedTuple):
     scales: int  # of BYTES only, as offsets are
     narrow: int  # NarrowNumbers, which rows in the format are multiplied by; 0: the panels
     bias: int
-    in_features: int
     num_words: int
     num_panels: int
     out_features: int

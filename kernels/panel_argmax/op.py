@@ -49,7 +49,6 @@ def panel_argmax(x: Tensor, weight: PanelWeight | NarrowPanels) -> Tensor:
         scales=scales,
         narrow=narrow,
         bias=weight.bias.data_ptr(),
-        in_features=in_features,
         num_words=weight.num_words,
         num_panels=weight.num_panels,
         out_features=weight.out_features,

@@ -1,6 +1,6 @@
 """Emits code that turns levels of 4 or 8 bits into what a tile multiplies, in registers; needs AVX512.
 
-bfloat16 holds a level of int8 or fp8, and one of 4 bits less its zero point, exactly. What is emitted is
+bfloat16 holds a level of fp8, and one of int8 or 4 bits less its zero point, exactly. What is emitted is
 pairs of columns in it, or single columns in float32.
 """
 
