@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SKIPPED = {".venv", ".cache", ".data", ".git", "node_modules"}
+# Folders with a dot have what tools and tests leave there.
 PAGES = sorted(
-    page.relative_to(ROOT) for page in ROOT.rglob("*.md") if SKIPPED.isdisjoint(page.relative_to(ROOT).parts)
+    page.relative_to(ROOT)
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
